@@ -1,8 +1,10 @@
 """Compare decoding with and without drafts, on texts that repeat much and on texts that do not.
 
-    python -m tests.tools.trained_model /tmp/trained
-    python -m tests.benchmarks.speculation /tmp/trained [--clients 1 4 8 32] [--llama BUILD]
+    python -m tests.tools.trained_model /tmp/m --from tgi_cli/demo/model --repeats --steps=1300
+    python -m tests.tools.widened_model /tmp/m /tmp/wide
+    python -m tests.benchmarks.speculation /tmp/wide [--clients 1 4 8 32] [--llama BUILD]
 
+    python -m tests.tools.trained_model /tmp/trained
     python -m tests.tools.trained_model /tmp/draft --layers 1
     python -m tests.benchmarks.speculation /tmp/trained --draft /tmp/draft
 
@@ -25,15 +27,17 @@ chat       the beginning of a module, sampled at temperature 1
 =========  ========================================================================================
 
 Weights decide what is accepted. Random weights fall into cycles, which drafts predict perfectly:
-use a trained model, such as that of the first command, which has not seen the modules used here.
-Its steps take about a millisecond, of which weights take little. ``tests.tools.widened_model``
-gives it the size of a published model, whose steps read weights, and leaves its text as it is.
+use a trained model that has not seen the modules used here. The first command teaches the bundled
+model to copy passages of its context, in ten minutes. Its steps take about a millisecond, of which
+reading weights takes little: ``tests.tools.widened_model`` gives it the size of a published model,
+whose steps are bound by memory, and leaves its text as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import random
 import re
@@ -73,6 +77,7 @@ CONTEXT = 2048
 """Tokens of a prompt and its answer, at most: what the trained model has."""
 
 
+@functools.cache
 def modules() -> list[str]:
     """Return the sources that the trained model has not seen."""
     stdlib = Path(sysconfig.get_path("stdlib"))

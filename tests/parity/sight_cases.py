@@ -155,6 +155,13 @@ def _grid(patch: int) -> Callable[[int], Inputs]:
     return image
 
 
+def _small_images(seed: int) -> Inputs:
+    """Of PaddleOCR-VL's tower: patches are images."""
+    found = _grid(4)(seed)
+    pixels = found["pixel_values"][:, : 3 * 4 * 4]
+    return found | {"pixel_values": pixels.reshape(-1, 3, 4, 4)}
+
+
 def _patches(seed: int) -> Inputs:
     """Of Gemma 4's tower: patches with their columns and rows, of which 9 become a row."""
     width, height = ((6, 6), (12, 3))[seed]
@@ -391,6 +398,46 @@ SIGHT_CASES |= {
             video_token_id=251,
         ),
         _grid(4),
+        axes=3,
+        builtin=False,
+    ),
+    "Janus": SightCase(
+        _made(
+            "Janus",
+            _LLAMA,
+            {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "mlp_ratio": 1.5,
+                "image_size": _TILE,
+                "patch_size": _PATCH,
+                "projection_dim": 64,
+                "num_image_tokens": 16,
+            },
+            vq_config={
+                "num_embeddings": 16,
+                "latent_channels": 32,
+                "base_channels": 32,
+                "channel_multiplier": [1],
+                "num_res_blocks": 1,
+                "projection_dim": 64,
+                "image_token_embed_dim": 64,
+            },
+            image_token_id=IMAGE,
+            tie_word_embeddings=False,
+        ),
+        _one,
+    ),
+    "PaddleOCR-VL": SightCase(
+        _made(
+            "PaddleOCRVL",
+            SMALL | {"head_dim": 16, "rope_parameters": _AXES},
+            SIGHT | {"num_hidden_layers": 2, "image_size": 32, "patch_size": 4},
+            image_token_id=IMAGE,
+            video_token_id=251,
+        ),
+        _small_images,
         axes=3,
         builtin=False,
     ),

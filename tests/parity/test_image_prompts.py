@@ -34,6 +34,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "LLaVA-NeXT-Video": {"patch_size": 7},
     "ViP-LLaVA": {"patch_size": 7},
     "DeepSeek-VL": {"num_image_tokens": 16},
+    "Janus": {"num_image_tokens": 16},
     "LLaVA-OneVision": {"num_image_tokens": 16, "vision_aspect_ratio": "anyres_max_9"},
     "Pixtral": {"patch_size": 14},
 }

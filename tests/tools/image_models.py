@@ -85,6 +85,7 @@ _GLM_IDS = {
     "image_end_token_id": _GLM[2],
 }
 _GLM_TEXT = "<|begin_of_image|><|image|><|end_of_image|>"
+_PADDLE = ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
 _SIDES = (28, 56, 84)
 
 
@@ -271,6 +272,23 @@ IMAGE_MODELS: dict[str, ImageModel] = {
         names={"image_token": "<image_placeholder>"},
         written="<image_placeholder>",
     ),
+    "Janus": ImageModel(
+        config={"model_type": "janus", "vision_config": {"patch_size": 14}},
+        ids={"image_token_id": "<image_placeholder>"},
+        preprocessor={
+            "image_processor_type": "JanusImageProcessor",
+            "size": {"height": 28, "width": 28},
+        },
+        oracle=("janus.processing_janus", "JanusProcessor"),
+        arguments={"num_image_tokens": 4},
+        tokens=("<image_placeholder>", "<begin_of_image>", "<end_of_image>"),
+        names={
+            "image_token": "<image_placeholder>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+        written="<image_placeholder>",
+    ),
     "Aya Vision": ImageModel(
         config={
             "model_type": "aya_vision",
@@ -327,6 +345,25 @@ IMAGE_MODELS: dict[str, ImageModel] = {
             "video_token": "<video>",
         },
         written="<IMG_CONTEXT>\n",
+    ),
+    "PaddleOCR-VL": ImageModel(
+        config={"model_type": "paddleocr_vl", "vision_config": {"patch_size": 14}},
+        ids={
+            "image_token_id": _PADDLE[0],
+            "vision_start_token_id": _PADDLE[1],
+            "vision_end_token_id": _PADDLE[2],
+        },
+        preprocessor={
+            "image_processor_type": "PaddleOCRVLImageProcessor",
+            "patch_size": 14,
+            "temporal_patch_size": 1,
+            "merge_size": 2,
+            "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 48 * 28 * 28},
+        },
+        oracle=("paddleocr_vl.processing_paddleocr_vl", "PaddleOCRVLProcessor"),
+        tokens=_PADDLE,
+        names={"image_token": _PADDLE[0]},
+        written="".join((_PADDLE[1], _PADDLE[0], _PADDLE[2])),
     ),
     "Qwen2-VL": _qwen("qwen2_vl", ("qwen2_vl.processing_qwen2_vl", "Qwen2VLProcessor"), 14),
     "Qwen2.5-VL": _qwen(

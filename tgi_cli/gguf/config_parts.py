@@ -22,7 +22,7 @@ _MOST_FACTORS = 1 << 12
 
 
 def llama_shape(keys: ArchitectureKeys) -> Config:
-    """What most architectures have in common, by Llama's names."""
+    """The fields that most architectures share, by Llama's names."""
     if keys.has("feed_forward_length") or not experts(keys):
         width = max(keys.wholes("feed_forward_length", keys.num_layers))
     else:
@@ -131,7 +131,7 @@ def is_bamba(keys: ArchitectureKeys) -> bool:
 
 
 def granite_factors(keys: ArchitectureKeys) -> Config:
-    """What Granite multiplies embeddings, scores, residuals and logits with."""
+    """Granite's multipliers of embeddings, scores, residuals and logits."""
     return {
         "attention_multiplier": keys.real("attention.scale", keys.head_dim**-0.5),
         "embedding_multiplier": keys.real("embedding_scale", 1.0),
@@ -160,7 +160,7 @@ def shared_expert_size(keys: ArchitectureKeys) -> int:
 
 
 def layer_types(keys: ArchitectureKeys, full_every: int) -> list[str]:
-    """Whether each layer has a window; where no key says so, one of every few has none."""
+    """The type of each layer; without a key, every ``full_every``-th one has no window."""
     stated = keys.file.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
     if isinstance(stated, list):
         sliding = [bool(each) for each in stated[: keys.num_layers]]

@@ -14,10 +14,10 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 
 def deepseek(keys: ArchitectureKeys) -> Config:
-    """DeepSeek V2 and V3, and what has the same layers: Kimi K2, GLM-4.7-Flash, Youtu-LLM.
+    """DeepSeek V2 and V3, and models with the same layers: Kimi K2, GLM-4.7-Flash, Youtu-LLM.
 
     Raises:
-        UnsupportedModelError: queries are scaled by position, or experts are chosen otherwise.
+        UnsupportedModelError: queries are scaled by position, or experts are chosen in another way.
     """
     if keys.has("attention.temperature_scale"):
         raise UnsupportedModelError(
@@ -119,7 +119,7 @@ def _gating_error(keys: ArchitectureKeys, function: int) -> UnsupportedModelErro
 
 
 def _rope(keys: ArchitectureKeys) -> Config:
-    """Rotary angles; YaRN's magnitude is one of scores, which a logarithm's factor states."""
+    """Rotary angles. YaRN's magnitude applies to scores, given as the factor of a logarithm."""
     config = rope_fields(keys)
     scaling = config.get("rope_scaling", {})
     if scaling.get("rope_type") == "yarn" and keys.has("rope.scaling.yarn_log_multiplier"):

@@ -27,7 +27,7 @@ def deepseek_names(keys: ArchitectureKeys) -> NameTable:
 
 
 def _heads_joined(keys: Any, values: Any) -> Any:
-    """Of [heads, rank, key numbers] and [heads, value numbers, rank], all rows of each head."""
+    """Join [heads, rank, key numbers] and [heads, value numbers, rank] to all rows of each head."""
     own = keys.shape[2]
     joined = values.new_empty(len(values), own + values.shape[1], values.shape[2])
     joined[:, :own], joined[:, own:] = keys.transpose(1, 2), values

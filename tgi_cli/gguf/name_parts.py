@@ -1,4 +1,4 @@
-"""What the tables of names of GGUF's architectures are made of.
+"""Building blocks of the tables of names of GGUF's architectures.
 
 https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/tensor_mapping.py
 """
@@ -17,7 +17,7 @@ Rows = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class FileModule:
-    """What the family calls a module, and how its tensors differ.
+    """The family's name of a module, and how its tensors differ.
 
     ``{e}`` in the name is an expert's number. ``parts`` are modules whose outputs follow each
     other in one tensor, with their number of outputs.
@@ -25,11 +25,11 @@ class FileModule:
 
     name: str = ""
     rows: Rows | None = None
-    """Brings outputs into the order that the family expects. Default: they are."""
+    """Brings outputs into the order that the family expects. Default: they have it."""
     columns: tuple[int, ...] = ()
     """The order of equal stretches of inputs, if it differs."""
     numbers: Callable[[Any], Any] | None = None
-    """What is done to numbers in float32."""
+    """Converts numbers, in float32."""
     transposed: bool = False
     bare: bool = False
     """Whether the family's tensor has no suffix."""
@@ -37,9 +37,9 @@ class FileModule:
     """Whether numbers [out, in], also with dimensions of 1, are [out, 1, in] there, as a
     convolution's."""
     single: bool = False
-    """Whether numbers [in] are [1, in] there."""
+    """Whether the family's tensor of numbers [in] is [1, in]."""
     flat: bool = False
-    """Whether numbers are a vector there."""
+    """Whether the family's tensor is a vector."""
     parts: tuple[tuple[FileModule, int], ...] = ()
     joined: tuple[str, Callable[[Any, Any], Any]] | None = None
     """Another tensor of the layer, and what makes the module's weight of both in float32."""
@@ -115,7 +115,7 @@ def with_fused(keys: ArchitectureKeys, block: dict[str, FileModule]) -> dict[str
 
 
 def less_one(tensor: Any) -> Any:
-    """What a norm stored as one more is."""
+    """The weight of a norm that is stored as one more."""
     return tensor - 1
 
 

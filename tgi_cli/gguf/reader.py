@@ -42,9 +42,9 @@ class GGUFTensor:
         name: such as ``blk.0.attn_q.weight``.
         shape: its dimensions, outermost first; a matrix is [out, in].
         type: of its blocks, which lie within rows.
-        file: that has it.
+        file: path of its file.
         start: offset of its bytes in the file.
-        size: its bytes.
+        size: number of its bytes.
     """
 
     name: str
@@ -65,7 +65,7 @@ class GGUFFile:
     """The headers of a checkpoint, which may be split into several files.
 
     Attributes:
-        path: the file, of several the first.
+        path: the file, or the first of several.
         metadata: its keys and values. Arrays are lists; those of strings have strings.
         tensors: of all files, by name, in their order.
         shards: all files, in their order.
@@ -142,7 +142,7 @@ def shard_paths(path: Path) -> tuple[Path, ...]:
 
 
 def read_gguf(path: Path, *, vocabulary: bool = True) -> GGUFFile:
-    """Read the headers of a file, or of all files that it is one part of. No weights are read.
+    """Read the headers of a file, or of all parts if it is one part. No weights are read.
 
     Args:
         path: the file, or any of its parts.

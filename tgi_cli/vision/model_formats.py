@@ -169,6 +169,13 @@ def _qwen(files: CheckpointFiles) -> ImageFormat:
     return _format("qwen2_vl", row, text=start + row[0] + end)
 
 
+def _paddleocr(files: CheckpointFiles) -> ImageFormat:
+    row = files.row_token("<|IMAGE_PLACEHOLDER|>")
+    start = files.token("<|IMAGE_START|>", index="vision_start_token_id")
+    end = files.token("<|IMAGE_END|>", index="vision_end_token_id")
+    return _format("paddleocr_vl", row, text=start + row[0] + end)
+
+
 def _patch_grid(files: CheckpointFiles) -> ImageFormat:
     """As Qwen's, with tokens around an image that only the chat template knows."""
     return _format("qwen2_vl", files.row_token("<|image_pad|>"))
@@ -244,6 +251,14 @@ def _deepseek_vl(files: CheckpointFiles) -> ImageFormat:
     return _format("deepseek_vl", files.row_token("<image_placeholder>"))
 
 
+def _janus(files: CheckpointFiles) -> ImageFormat:
+    tokens = {
+        "start": files.token("<begin_of_image>", name="boi_token"),
+        "end": files.token("<end_of_image>", name="eoi_token"),
+    }
+    return _format("janus", files.row_token("<image_placeholder>"), tokens=tokens)
+
+
 def _gemma3(files: CheckpointFiles) -> ImageFormat:
     # Templates write the token that begins an image, which is not the one of its rows.
     start = files.token("<start_of_image>", index="boi_token_index", name="boi_token")
@@ -290,6 +305,7 @@ _FORMATS: dict[str, Callable[[CheckpointFiles], ImageFormat]] = {
     "idefics2": _idefics2,
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "janus": _janus,
     "lfm3_vl": _qwen,
     "lighton_ocr": _lighton_ocr,
     "llava": _llava,
@@ -297,6 +313,7 @@ _FORMATS: dict[str, Callable[[CheckpointFiles], ImageFormat]] = {
     "llava_next_video": _llava,
     "llava_onevision": _llava,
     "mistral3": _pixtral,
+    "paddleocr_vl": _paddleocr,
     "paligemma": _paligemma,
     "qianfan_ocr": _qianfan_ocr,
     "qwen2_5_vl": _qwen,

@@ -20,11 +20,12 @@ from tgi_cli.vision.preprocessing.anyres import LlavaNextPreprocessor, LlavaOnev
 from tgi_cli.vision.preprocessing.base import Preprocessor, Setup
 from tgi_cli.vision.preprocessing.fixed import (
     Gemma3Preprocessor,
+    JanusPreprocessor,
     LlavaPreprocessor,
     PaliGemmaPreprocessor,
     SquarePreprocessor,
 )
-from tgi_cli.vision.preprocessing.grids import GridPreprocessor
+from tgi_cli.vision.preprocessing.grids import GridPreprocessor, PaddleOcrPreprocessor
 from tgi_cli.vision.preprocessing.ragged import (
     Gemma4Preprocessor,
     LightOnOcrPreprocessor,
@@ -47,10 +48,12 @@ _FAMILIES: dict[str, type[Preprocessor]] = {
     "idefics2": Idefics2Preprocessor,
     "idefics3": Idefics3Preprocessor,
     "internvl": InternVLPreprocessor,
+    "janus": JanusPreprocessor,
     "lighton_ocr": LightOnOcrPreprocessor,
     "llava": LlavaPreprocessor,
     "llava_next": LlavaNextPreprocessor,
     "llava_onevision": LlavaOnevisionPreprocessor,
+    "paddleocr_vl": PaddleOcrPreprocessor,
     "paligemma": PaliGemmaPreprocessor,
     "pixtral": PixtralPreprocessor,
     "qwen2_vl": GridPreprocessor,

@@ -197,6 +197,7 @@ def test_no_image_takes_more_rows_than_told(
         "InternVL": 4,
         "Aya Vision": 4,
         "DeepSeek-VL": 4,
+        "Janus": 4,
         "Qianfan-OCR": 4,
         "Mistral 3": 4,
         "Gemma 4": 70,

@@ -2,8 +2,9 @@
 
 The tokens that follow show whether a draft was right, even if it was not verified. So estimates
 stay current while nothing is verified, and no step is spent on testing whether drafts would pay.
-Drafters with weights differ, since proposals take time: see
-:mod:`tgi_cli.engine.speculation.proposals`.
+The drafts with the highest estimates are verified, and those estimates are too high more often than
+too low; :mod:`tgi_cli.engine.speculation.balance` limits what this costs. Drafters with weights
+differ, since proposals take time: see :mod:`tgi_cli.engine.speculation.proposals`.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
 nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay or it pauses.
@@ -19,11 +20,12 @@ from dataclasses import dataclass, field
 from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, class_of
+from tgi_cli.engine.speculation.balance import MAX_FOUND_PAUSE, Balance
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
 from tgi_cli.engine.speculation.look_ups import LookUps, longest_pause
 from tgi_cli.engine.speculation.proposals import Proposals
-from tgi_cli.engine.speculation.step_costs import Costs, StepCosts
+from tgi_cli.engine.speculation.step_costs import Costs, StepCosts, batch_class
 from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
 
 _WEIGHTS = DraftSource.WEIGHTS.name.lower()
@@ -83,6 +85,10 @@ class AdaptiveSpeculator:
         self._draftees: dict[int, _Draftee] = {}
         self._failures = 0.0
         """Average failures of the look-ups of ended requests, which new ones begin with."""
+        self._balances: dict[int, Balance] = {}
+        """Of drafts that were looked up, by classes of the number of sequences."""
+        self._accepted = 0
+        """Of those in the step under way."""
         self._proposals: Proposals | None = None
         if most_proposed:
             most_proposed = min(most, most_proposed)
@@ -98,7 +104,7 @@ class AdaptiveSpeculator:
         count = len(sequences)
         context = sum(len(sequence.token_ids) for sequence in sequences) // count
         costs = self._costs.of(count, context)
-        if not costs.pay:
+        if not costs.pay or (self._proposals is None and self._pauses(count)):
             return [[] for _ in sequences]
         began, looked_up = self._clock(), 0
         draftees = []
@@ -114,6 +120,15 @@ class AdaptiveSpeculator:
         if looked_up:
             self._costs.looked_up((self._clock() - began) / looked_up)
         return proposals
+
+    def _balance(self, sequences: int) -> Balance:
+        return self._balances.setdefault(batch_class(sequences), Balance(MAX_FOUND_PAUSE))
+
+    def _pauses(self, sequences: int) -> bool:
+        """Whether nothing is looked up for a step of so many sequences, as it was a loss."""
+        balance = self._balance(sequences)
+        balance.pause -= balance.pause > 0
+        return balance.pause > 0
 
     def _choose(
         self, sequences: Many[Sequence], draftees: list[_Draftee], costs: Costs
@@ -220,6 +235,7 @@ class AdaptiveSpeculator:
         """See the protocol. Look-ups learn from the tokens that follow instead."""
         if self._proposals is not None and sequence.draft_source == _WEIGHTS:
             self._proposals.verified(len(drafts), accepted)
+        self._accepted += accepted
 
     def finish(self, sequence: Sequence) -> None:
         """See the protocol."""
@@ -236,11 +252,15 @@ class AdaptiveSpeculator:
         count = step.num_decodes
         others = step.new or step.num_prefill_tokens or step.encodes
         decodes = 0 < count == len(step.rows) and not others
+        accepted, self._accepted = self._accepted, 0
         if self._proposals is not None and not self._proposals.timed(step, seconds, decodes):
             return
         if not decodes:
             return
         context, asked = sum(step.starts) // count, step.proposals
+        if self._proposals is None and step.num_drafts:
+            plain = self._costs.of(count, context).seconds * self._costs.speed(count)
+            self._balance(count).add(1.0 + accepted / count - seconds / plain)
         if asked and all(asked):
             rows = count + step.num_drafts
             timed = StepTime(count, rows, context, seconds, max(asked))

@@ -24,6 +24,9 @@ FIRST_PAUSE = 64
 MAX_PAUSE = 8192
 """Limit of the pause: trials then take a two-thousandth of the steps."""
 
+MAX_FOUND_PAUSE = 512
+"""The same for drafts that are looked up: every request may bring a text that repeats itself."""
+
 _WORST = 2.0
 """Limit of the loss of one step: longer steps have waited for other programs."""
 
@@ -33,10 +36,12 @@ class Balance:
     """The balance of steps with similar numbers of sequences.
 
     Attributes:
+        longest: most steps of a pause.
         pause: steps left without proposals.
         losses: trials in a row that have lost their credit.
     """
 
+    longest: int = MAX_PAUSE
     pause: int = 0
     losses: int = 0
     _steps: float = 0.0
@@ -57,7 +62,7 @@ class Balance:
             self.losses = 0
         if self._steps > -CREDIT:
             return False
-        self.pause = min(FIRST_PAUSE << min(self.losses, 16), MAX_PAUSE)
+        self.pause = min(FIRST_PAUSE << min(self.losses, 16), self.longest)
         self.losses += 1
         self._steps = 0.0
         return True

@@ -63,6 +63,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "Idefics2ForConditionalGeneration": Wrapper("mistral", "model.text_model"),
     "Idefics3ForConditionalGeneration": Wrapper("llama", "model.text_model"),
     "InternVLForConditionalGeneration": Wrapper("qwen2", tied=True),
+    "JanusForConditionalGeneration": Wrapper("llama", tied=True),
     "LlavaForConditionalGeneration": Wrapper("llama", text_ties=True),
     "Lfm3VlForConditionalGeneration": Wrapper("lfm3", tied=True),
     "LightOnOcrForConditionalGeneration": Wrapper("qwen3", tied=True),

@@ -10,8 +10,8 @@ from torch import nn
 from tgi_cli.attention import KVSpec
 
 _THREE_AXES = frozenset(
-    {"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"}
-    | {"qwen3_vl_moe"}
+    {"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"}
+    | {"qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"}
 )
 """Model types that count the rows and columns of an image from the position that it begins at, and
 go on behind it by the larger number of them."""

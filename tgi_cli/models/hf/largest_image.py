@@ -32,9 +32,12 @@ def largest_image(config: Any, names: Container[str], max_rows: int) -> dict[str
     if "image_grid_thw" in names:
         merge = eye.spatial_merge_size
         height, width = _sides(max_rows, merge)
-        depth = _channels(eye) * _first(eye.temporal_patch_size) * patch**2
+        frames = getattr(eye, "temporal_patch_size", None)
+        shape: tuple[int, ...] = (_channels(eye), patch, patch)  # of an image (PaddleOCR-VL)
+        if frames is not None:
+            shape = (_channels(eye) * _first(frames) * patch**2,)
         grid = torch.tensor([[1, height, width]])
-        return {"pixel_values": torch.ones(height * width, depth), "image_grid_thw": grid}
+        return {"pixel_values": torch.ones(height * width, *shape), "image_grid_thw": grid}
     if "image_position_ids" in names:
         height, width = _sides(max_rows, eye.pooling_kernel_size)
         places = torch.cartesian_prod(torch.arange(width), torch.arange(height))

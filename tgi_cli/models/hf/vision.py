@@ -37,8 +37,8 @@ from tgi_cli.models.vision import ImageFeatures, VisionTower
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import Unquantized
 
-_HEARS = re.compile(r"audio|speech|sound|talker|code2wav")
-"""Within names of parts that images do not need."""
+_OTHERS = re.compile(r"audio|speech|sound|talker|code2wav|vqmodel|generation_")
+"""Within names of parts that images do not need: what hears, speaks, and makes images (Janus)."""
 
 
 class TransformersTower(VisionTower):
@@ -162,7 +162,7 @@ def _core(whole: Any) -> tuple[Any, str]:
 
 
 def _leave_out_text(whole: Any, core: Any) -> None:
-    """Remove decoder, head, and what hears."""
+    """Remove decoder, head, and parts for other than to see."""
     decoder, head = whole.get_decoder(), whole.get_output_embeddings()
     if decoder is core or decoder is whole:
         raise Unsupported("has no decoder of its own beside the tower")
@@ -171,7 +171,7 @@ def _leave_out_text(whole: Any, core: Any) -> None:
         parent, _, name = path.rpartition(".")
         if not path or not _has(core, path):
             continue
-        if module in (decoder, head) or (not parent and _HEARS.search(name)):
+        if module in (decoder, head) or (not parent and _OTHERS.search(name)):
             delattr(core.get_submodule(parent), name)
 
 

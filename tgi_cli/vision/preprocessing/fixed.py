@@ -1,7 +1,8 @@
-"""Families whose images have one size: LLaVA 1.5, Gemma 3, PaliGemma, DeepSeek-VL."""
+"""Families whose images have one size: LLaVA 1.5, Gemma 3, PaliGemma, DeepSeek-VL, Janus."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,6 +109,16 @@ class SquarePreprocessor(FixedPreprocessor):
         """See :meth:`Preprocessor.prepare`."""
         pixels = np.asarray(self.outputs(image)["pixel_values"])
         return Prepared({"pixel_values": self.values(pixels)}, (self.rows(self._rows),))
+
+
+class JanusPreprocessor(SquarePreprocessor):
+    """Janus: as DeepSeek-VL, with a token before an image and one behind it."""
+
+    def prepare(self, image: Image.Image, options: ImageOptions) -> Prepared:
+        """See :meth:`Preprocessor.prepare`."""
+        prepared = super().prepare(image, options)
+        start, end = (PromptPiece(self.format.tokens[name]) for name in ("start", "end"))
+        return replace(prepared, pieces=(start, *prepared.pieces, end))
 
 
 class PaliGemmaPreprocessor(SquarePreprocessor):

@@ -1,4 +1,4 @@
-"""Families that take as many patches as an image has: Qwen2-VL and later, GLM-4.1V and 4.6V."""
+"""Families that take as many patches as an image has: Qwen's, GLM's and PaddleOCR-VL."""
 
 from __future__ import annotations
 
@@ -57,7 +57,18 @@ class GridPreprocessor(Preprocessor):
                 pixels, size=self._size, resample=processor.resample, **self._resizing
             )
         height, width = (side // self._block for side in pixels.shape[-2:])
-        # As `patchify` of the processor, but of one byte a pixel and one frame.
+        grid = [[1, height * self._merge, width * self._merge]]
+        tensors = {
+            "pixel_values": self._patches(pixels, height, width),
+            "image_grid_thw": np.array(grid, np.int64),
+        }
+        return Prepared(tensors, (self.rows(height * width),), (height, width))
+
+    def _patches(self, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+        """The patches of ``height`` x ``width`` blocks, block by block: [patches, values].
+
+        As `patchify` of the processor, but of one byte a pixel and one frame.
+        """
         patches = (
             pixels.reshape(
                 CHANNELS, height, self._merge, self._patch, width, self._merge, self._patch
@@ -66,9 +77,19 @@ class GridPreprocessor(Preprocessor):
             .reshape(-1, CHANNELS, 1, self._patch**2)
         )
         frames = np.repeat(self.values(patches), self._frames, axis=2)
-        grid = [[1, height * self._merge, width * self._merge]]
-        tensors = {
-            "pixel_values": frames.reshape(len(frames), -1),
-            "image_grid_thw": np.array(grid, np.int64),
-        }
-        return Prepared(tensors, (self.rows(height * width),), (height, width))
+        return frames.reshape(len(frames), -1)
+
+
+class PaddleOcrPreprocessor(GridPreprocessor):
+    """Patches are in rows, as images themselves; the projector finds their blocks."""
+
+    def _patches(self, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+        """[patches, channels, side, side]."""
+        patches = (
+            pixels.reshape(
+                CHANNELS, height * self._merge, self._patch, width * self._merge, self._patch
+            )
+            .transpose(1, 3, 0, 2, 4)
+            .reshape(-1, CHANNELS, self._patch, self._patch)
+        )
+        return self.values(patches)

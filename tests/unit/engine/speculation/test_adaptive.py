@@ -218,8 +218,39 @@ def test_measured_steps_change_what_is_worth_it() -> None:
     assert tested.propose([sequence([1])], False) == [[5]]
     for _ in range(64):
         tested.timed(step(), 1.0)
+        tested.learn(sequence([1]), [5], 2)  # as much as is lost, so that nothing pauses
         tested.timed(step(drafts=1), 3.0)
     assert tested.propose([sequence([1])], False) == [[]]
+    assert drafter.asked == [7, 7]
+
+
+def pauses(tested: AdaptiveSpeculator, drafter: Script) -> int:
+    """Steps of one sequence until something is looked up again."""
+    asked, steps = len(drafter.asked), 0
+    while len(drafter.asked) == asked:
+        tested.propose([sequence([1], request_id=100 + steps)], False)
+        steps += 1
+    return steps - 1
+
+
+def test_steps_that_lose_time_pause_look_ups_for_longer_each_time() -> None:
+    drafter = Script([5])
+    tested = speculator(drafter, FREE)
+    found = []
+    for _ in range(6):
+        for _ in range(10):  # half a step each
+            tested.timed(step(drafts=1), 1.5)
+        found.append(pauses(tested, drafter))
+    assert found == [63, 127, 255, 511, 511, 511]
+
+
+def test_steps_that_gain_time_never_pause_look_ups_however_long_some_take() -> None:
+    drafter = Script([5])
+    tested = speculator(drafter, FREE)
+    for number in range(400):
+        tested.learn(sequence([1]), [5], 1)
+        tested.timed(step(drafts=1), 9.0 if number % 8 == 0 else 1.4)
+        assert not pauses(tested, drafter)
 
 
 @pytest.mark.parametrize("of", [{"prefill": 5}, {"new": True}])
