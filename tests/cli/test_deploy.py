@@ -172,6 +172,7 @@ def test_options_of_kubernetes_are_in_the_file(capsys: pytest.CaptureFixture[str
         (("k8s", "--gpus", "1", "--gateway", "smg"), "--namespace"),
         (("k8s", "--gpus", "1", "--ray-fronts", "2"), "--nodes"),
         (("docker", "--distributed", "ray"), "--distributed"),
+        (("docker", "--nnodes", "2"), "--nnodes is not for files"),
         (("k8s", "--gpus", "1", "--nodes", "2", "--ray-address", "a:1"), "--ray-address"),
         (("ray", "--pods", "2"), "--pods"),
     ],

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from transformers import LlamaForCausalLM
 
 from tests.tools.checkpoints import make_llama
 from tests.tools.grpc_reflection import ReflectionClient
+from tests.tools.thread_stages import with_pipeline
 from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig
@@ -37,12 +39,22 @@ from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.tgi_grpc.model_text import load_model_text
 from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
-from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.factory import load_worker, resolve_config
+from tgi_cli.worker.sizing.kv_cache import Capacity
+from tgi_cli.worker.tensor_parallel.pipeline import PipelinedWorker
 from tgi_cli.worker.worker import ModelWorker
 
 NEW = 12
 TEXT = "the quick def return import self value of list path error with file None for in is"
 WORDS = TEXT.split()
+SERVE = ServeConfig(
+    model_id="llama",
+    dtype="float32",
+    max_total_tokens=192,
+    max_batch_prefill_tokens=48,
+    max_batch_total_tokens=4096,
+    max_batch_size=8,
+)
 
 
 class Oracle:
@@ -91,21 +103,15 @@ def oracle(checkpoint: Path) -> Oracle:
 
 @pytest.fixture(scope="module")
 def worker(checkpoint: Path) -> ModelWorker:
-    serve = ServeConfig(
-        model_id="llama",
-        dtype="float32",
-        max_total_tokens=192,
-        max_batch_prefill_tokens=48,
-        max_batch_total_tokens=4096,
-        max_batch_size=8,
-    )
-    worker, _ = load_worker(serve, checkpoint)
+    worker, _ = load_worker(SERVE, checkpoint)
     worker.warmup()
     return worker
 
 
 @contextmanager
-def served(worker: ModelWorker, path: Path, depth: int = 0, **changes: Any) -> Iterator[str]:
+def served(
+    worker: ModelWorker | PipelinedWorker, path: Path, depth: int = 0, **changes: Any
+) -> Iterator[str]:
     """The target of a server around the worker; nothing must be held in it at the end."""
     values: dict[str, Any] = {
         "max_total_tokens": 192,
@@ -266,7 +272,28 @@ def test_both_services_at_once_under_random_load(
     worker: ModelWorker, checkpoint: Path, oracle: Oracle, depth: int, num_blocks: int
 ) -> None:
     """Sessions and two step-driven callers; with few blocks, the sessions' are preempted."""
-    dice = random.Random(depth * 1000 + num_blocks)
+    under_random_load(worker, checkpoint, oracle, depth, num_blocks=num_blocks)
+
+
+def test_both_services_at_once_on_two_stages(checkpoint: Path, oracle: Oracle) -> None:
+    """The same while the sessions' steps are in flight through the stages."""
+    config, _ = resolve_config(replace(SERVE, pipeline_parallel_size=2), checkpoint)
+
+    def use(worker: PipelinedWorker, _: Capacity) -> None:
+        changes = {"num_blocks": 36, "pipeline_parallel_size": 2}
+        under_random_load(worker, checkpoint, oracle, config.depth, **changes)
+
+    with_pipeline(config, 1, use)
+
+
+def under_random_load(
+    worker: ModelWorker | PipelinedWorker,
+    checkpoint: Path,
+    oracle: Oracle,
+    depth: int,
+    **changes: int,
+) -> None:
+    dice = random.Random(depth * 1000 + changes["num_blocks"])
     texts = [some_text(dice, dice.randrange(1, 50)) for _ in range(30)]
     ids = [oracle.ids(text) for text in texts]
     assert max(map(len, ids)) + NEW <= 6 * 16, "two callers with three each always fit"
@@ -320,7 +347,7 @@ def test_both_services_at_once_under_random_load(
 
     for one in ids:
         oracle.answer(one)  # so that threads need not
-    with served(worker, checkpoint, depth, num_blocks=num_blocks) as target:
+    with served(worker, checkpoint, depth, **changes) as target:
         threads = [
             threading.Thread(target=watched, args=(lambda: asyncio.run(session(target)),)),
             threading.Thread(target=watched, args=(drive, target, V3, 1)),

@@ -52,6 +52,7 @@ def engine_info(vocab_size: int = 400) -> EngineInfo:
         weight_bytes=1000,
         load_seconds=0.1,
         grammar=True,
+        pipeline_parallel_size=2,
     )
 
 

@@ -38,7 +38,7 @@ async def test_smg_registers_a_worker(client: httpx.AsyncClient) -> None:
         "version": tgi_cli.__version__,
         "tp_size": 1,
         "dp_size": 1,
-        "pp_size": 1,
+        "pp_size": 2,
         "context_length": 64,
         "max_total_tokens": 1024,
         "max_running_requests": 8,

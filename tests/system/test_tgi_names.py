@@ -110,7 +110,7 @@ def test_a_launcher_and_a_second_router_on_its_shard(folder: Path, start: Start)
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_SECONDS) == 0
     log = (folder / "log-0").read_text() + (folder / "log-1").read_text()
-    assert "--master-port: shards meet in a private folder" in log
+    assert "--master-port: without --nnodes, no port is opened" in log
     assert "--max-batch-size: the model server decides that" in log
     assert "Traceback" not in log
     assert {path.name for path in folder.iterdir()} == {"log-0", "log-1"}

@@ -52,6 +52,7 @@ NEEDS = {
     "promtool": "Prometheus' promtool",
     "git": "a repository",
     "install": "root",
+    "chmod": "a file that another command of the block makes",
     "openssl": "a file that only root may write",
     "kill": "the id of a process; tests/system/test_restart.py sends signals",
     "source": "the installed environment",

@@ -5,16 +5,15 @@ Threads do what processes would, but for their start, which takes seconds for ea
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from queue import Queue
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 
 from tgi_cli.config import EngineConfig
 from tgi_cli.device.distributed import Shard
@@ -34,15 +33,13 @@ def on_stages(stages: int, size: int, work: Callable[[Shard], T]) -> list[T]:
 
     def run(number: int) -> T:
         shard = Shard.of_process(number, size, stages, torch.device("cpu"))
-        shard.connect(Path(folder), SECONDS)
+        shard.connect(store, SECONDS)
         result = work(shard)
         shard.smallest(0)  # what one has sent is lost with its groups
         return result
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ThreadPoolExecutor(stages * size) as threads,
-    ):
+    store = dist.HashStore()
+    with ThreadPoolExecutor(stages * size) as threads:
         futures = [threads.submit(run, number) for number in range(stages * size)]
         for future in wait(futures, return_when=FIRST_EXCEPTION).done:
             future.result()  # the first error: those of the others follow from it
@@ -88,6 +85,9 @@ class _Commands:
     def send(self, command: Any) -> None:
         for queue in self._commands.values():
             queue.put(messages.encode(command))
+
+    def places(self) -> tuple[str, ...]:
+        return ()
 
     @contextmanager
     def together(self) -> Iterator[None]:

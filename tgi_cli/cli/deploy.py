@@ -88,6 +88,11 @@ def _refuse_flags_without_effect(settings: ParsedSettings) -> None:
     for name in others:
         if settings.origins[name].kind == "flag":
             raise ConfigError(f"{settings.source_of(name)} has no effect on `tgi deploy {target}`")
+    if settings["nnodes"] > 1:
+        raise ConfigError(
+            f"{settings.source_of('nnodes')} is not for files of `tgi deploy {target}`",
+            "`tgi deploy k8s --nodes N` places pipeline stages on several nodes",
+        )
     on_ray = target == "k8s" and settings["nodes"] > 1
     for setting in RAY_SETTINGS:
         own_cluster = setting.name in ("distributed", "ray_address")
@@ -152,6 +157,7 @@ def _kubernetes_options(settings: ParsedSettings) -> KubernetesOptions:
         monitoring=settings["monitoring"],
         adapters=bool(settings["lora_adapters"]),
         replicas=settings["replicas"],
+        stages=settings["pipeline_parallel_size"],
     )
 
 

@@ -6,6 +6,8 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
+import typer
+
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
@@ -44,6 +46,8 @@ def model_server(settings: ParsedSettings) -> None:
             pin(config.cpus)
         else:
             setup.prepare(settings, "model-server")
+            if settings["node_rank"]:
+                raise typer.Exit(_run_node(settings))
             services += _tcp_listener(settings)
             config = _config(settings, stack)
         logging.dump_on_signal()
@@ -51,6 +55,13 @@ def model_server(settings: ParsedSettings) -> None:
             exit_with_parent(config.parent_fd)
         services.append(_generate_services(config))
         run_model_server(config, services)
+
+
+def _run_node(settings: ParsedSettings) -> int:
+    from tgi_cli.cli.local_model import locate
+    from tgi_cli.launcher.node import serve_node
+
+    return serve_node(setup.serve_config(settings), locate)
 
 
 def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServerConfig:

@@ -158,6 +158,10 @@ class ParsedSettings(Mapping[str, Any]):
                 if value is False or value == 0:
                     continue  # the behavior in any case
                 log.warning("%s: %s", self.source_of(setting.name), note)
+        if self._values.get("nnodes") == 1:
+            for name in ("master_addr", "master_port"):
+                if self.is_set(name):
+                    log.warning("%s: without --nnodes, no port is opened", self.source_of(name))
         if self.origins.get("port", DEFAULT).name == "HF_MODEL_ID":
             log.info("HF_MODEL_ID: listening on port %d, as on SageMaker", SAGEMAKER_PORT)
         for name, note in variable_notes(os.environ):

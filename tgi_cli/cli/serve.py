@@ -49,6 +49,10 @@ def serve(settings: ParsedSettings) -> None:
     if settings.further_arguments or settings["models"] is not None:
         raise typer.Exit(_serve_several(settings))
     config = setup.serve_config(settings, hostname=setup.listen_address(settings))
+    if config.node_rank:
+        from tgi_cli.launcher.node import serve_node
+
+        raise typer.Exit(serve_node(config, locate))
     # The launcher fills in the model, the engine's address and the socket.
     own = {
         "hostname": config.hostname,

@@ -34,7 +34,7 @@ FRONT_SETTINGS = frozenset(
 """Settings of the server in front; the models' own servers do not get them."""
 _PER_MODEL = frozenset(["sleep_idle_seconds", "served_model_name", "model_id", "model"])
 """Settings of a single model that are not passed on as they are."""
-_REFUSED = ("shard_uds_path", "enable_sleep_mode")
+_REFUSED = ("shard_uds_path", "enable_sleep_mode", "nnodes")
 _ONE_ONLY = ("revision", "model_gguf", "tokenizer_name", "served_model_name")
 _MEMORY_SHARE = 0.9
 

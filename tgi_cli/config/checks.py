@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tgi_cli.config.nodes import check_nodes
 from tgi_cli.config.pipeline import check_pipeline
 from tgi_cli.config.schema import ServeConfig
 from tgi_cli.errors import ConfigError, UnsupportedModelError
@@ -18,6 +19,7 @@ def check_settings(serve: ServeConfig) -> None:
     _check_sharding(serve)
     _check_kernels(serve)
     check_pipeline(serve)
+    check_nodes(serve)
     for flag, value in (
         ("--kv-cache-dir", serve.kv_cache_dir),
         ("--kv-offloading-size", serve.kv_offloading_size),

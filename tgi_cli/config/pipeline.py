@@ -45,26 +45,33 @@ def check_pipeline(serve: ServeConfig) -> None:
             )
 
 
-def check_devices(stages: int, num_shard: int, device: DeviceFacts, process_bytes: int) -> None:
-    """Check that there is a device, or memory, for every process of the model.
+def check_devices(
+    stages: int, num_shard: int, nodes: int, device: DeviceFacts, process_bytes: int
+) -> None:
+    """Check that there is a device, or memory, for every process of the model on this node.
 
     Args:
-        stages: of the pipeline, more than one.
+        stages: of the pipeline.
         num_shard: processes of each stage.
-        device: that serves.
+        nodes: that the processes are divided among.
+        device: that serves, and of which the other nodes have as many.
         process_bytes: memory of a process without weights, on a CPU.
 
     Raises:
         ConfigError: there is not.
     """
     flags = f"--pipeline-parallel-size {stages}"
-    processes = stages * num_shard
+    processes = stages * num_shard // nodes
     if num_shard > 1:
         flags += f" with --num-shard {num_shard}"
+    each = ""
+    if nodes > 1:
+        flags += f" on --nnodes {nodes}"
+        each = " on each"
     if device.kind == "cuda" and processes > device.count:
         raise ConfigError(
-            f"{flags} takes {processes} GPUs, and there are {device.count}",
-            "lower one of them; all stages run on one machine",
+            f"{flags} takes {processes} GPUs{each}, and there are {device.count}",
+            "lower one of them, or divide the model among more nodes with --nnodes",
         )
     if device.kind == "cpu" and processes * process_bytes > device.total_memory:
         raise ConfigError(

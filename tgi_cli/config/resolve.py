@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from tgi_cli.config.checks import check_cache, check_input, check_settings
+from tgi_cli.config.nodes import check_division
 from tgi_cli.config.pipeline import NOT_IN_STAGES, check_devices
 from tgi_cli.config.resolve_drafts import resolve_drafts
 from tgi_cli.config.schema import (
@@ -87,9 +88,12 @@ def resolve(
     num_shard = _resolve_num_shard(serve, model, device)
     options |= resolve_drafts(serve, device)
     stages = serve.pipeline_parallel_size
+    nodes = serve.nnodes
+    check_division(nodes, num_shard, stages)
     if stages > 1:
         options |= NOT_IN_STAGES
-        check_devices(stages, num_shard, device, _PROCESS_BYTES)
+    if stages > 1 or nodes > 1:
+        check_devices(stages, num_shard, nodes, device, _PROCESS_BYTES)
     if serve.kv_cache_dir is not None:
         _check_kept_blocks(model, device, num_shard)
     if serve.kv_offloading_size is not None:
@@ -262,6 +266,7 @@ def _check_for_decoder(serve: ServeConfig, model: ModelFacts) -> None:
         "--num-shard": (serve.num_shard or 1) > 1,
         "--sharded": bool(serve.sharded),
         "--pipeline-parallel-size": serve.pipeline_parallel_size > 1,
+        "--nnodes": serve.nnodes > 1,
         "--cross-check": serve.cross_check,
         f"--attention {serve.attention}": serve.attention not in ("auto", "torch"),
         "--shard-uds-path": serve.shard_uds_path is not None,
@@ -348,7 +353,7 @@ def _resolve_num_shard(serve: ServeConfig, model: ModelFacts, device: DeviceFact
             f"{heads} attention heads{kv} cannot be split evenly among {shards} shards",
             "choose a --num-shard that divides them",
         )
-    if device.kind == "cpu" and shards * _PROCESS_BYTES > device.total_memory:
+    if device.kind == "cpu" and shards * _PROCESS_BYTES > device.total_memory * serve.nnodes:
         raise ConfigError(
             f"--num-shard {shards}: so many processes do not fit into the memory of this machine "
             f"({device.total_memory / 2**30:.1f} GiB)",
@@ -374,10 +379,11 @@ def _requested_shards(serve: ServeConfig, device: DeviceFacts) -> int:
         )
     shards = requested or (device.count if sharded else min(device.chosen or 1, device.count))
     if requested is None:
-        shards = max(1, shards // serve.pipeline_parallel_size)
-    if shards > device.count:
+        shards = max(1, shards * serve.nnodes // serve.pipeline_parallel_size)
+    count = device.count * serve.nnodes
+    if shards > count:
         raise ConfigError(
-            f"--num-shard {shards} is more than the number of GPUs, {device.count}",
-            f"set at most {device.count}; CUDA_VISIBLE_DEVICES selects the visible ones",
+            f"--num-shard {shards} is more than the number of GPUs, {count}",
+            f"set at most {count}; CUDA_VISIBLE_DEVICES selects the visible ones",
         )
     return shards

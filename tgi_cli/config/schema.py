@@ -43,6 +43,8 @@ class EngineOptions:
     replicas: int = default("replicas")
     pipeline_parallel_size: int = default("pipeline_parallel_size")
     """Stages that the model's layers are divided into."""
+    nnodes: int = default("nnodes")
+    """Nodes that the processes of the model are divided among."""
     json_output: bool = False
 
     @property
@@ -86,6 +88,11 @@ class ServeConfig(EngineOptions):
     disable_custom_kernels: bool = False
     sharded: bool | None = None
     num_shard: int | None = None
+    node_rank: int = default("node_rank")
+    master_addr: str = default("master_addr")
+    master_port: int = default("master_port")
+    node_secret_file: Path | None = None
+    """File with what the nodes authenticate each other by."""
     lora_adapters: tuple[str, ...] = ()
     """``id``, ``id@revision`` or ``name=path``; for the model server always ``name=path``."""
     max_loras: int | None = None
@@ -252,13 +259,36 @@ class EngineConfig(EngineOptions):
         """Processes of the model: the shards of all pipeline stages."""
         return self.num_shard * self.pipeline_parallel_size
 
+    @property
+    def local_processes(self) -> int:
+        """Processes of the model on each node."""
+        return self.num_processes // self.nnodes
+
+    def node_of(self, number: int) -> int:
+        """The node of a process; node 0 has number 0."""
+        return number // self.local_processes
+
+    def device_index(self, number: int) -> int:
+        """The device of a process, of those on its node."""
+        return number % self.local_processes
+
     def process_name(self, number: int) -> str:
         """What messages call a process of the model; number 0 has the last stage."""
         stages, size = self.pipeline_parallel_size, self.num_shard
+        node = f" on node {self.node_of(number)}" if self.nnodes > 1 else ""
         if stages == 1:
-            return f"shard {number}"
+            return f"shard {number}{node}"
         shard = f"shard {number % size} of " if size > 1 else ""
-        return f"{shard}stage {stages - 1 - number // size}"
+        return f"{shard}stage {stages - 1 - number // size}{node}"
+
+    def stages_on(self, node: int) -> list[str]:
+        """The stages of which a node has processes, or its shards if there is one stage."""
+        stages, size, own = self.pipeline_parallel_size, self.num_shard, self.local_processes
+        numbers = range(node * own, (node + 1) * own)
+        if stages == 1:
+            return [f"shard {number}" for number in numbers]
+        found = sorted({stages - 1 - number // size for number in numbers})
+        return [f"stage {stage}" for stage in found]
 
     @property
     def depth(self) -> int:

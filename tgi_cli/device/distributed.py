@@ -8,7 +8,11 @@ https://docs.pytorch.org/docs/stable/distributed.html
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +21,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from tgi_cli.errors import UnsupportedModelError
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CPU = torch.device("cpu")
 
 
@@ -67,17 +73,27 @@ class Shard:
     """The processes of this rank in all stages."""
     everyone: Group | None = None
     """All processes, if there are several stages."""
+    nodes: int = 1
+    """That the processes are divided among, in the order of their numbers."""
+    sharers: int = 0
+    """Processes of the model on this machine, whose memory they share: it may be several nodes.
+    Known after :meth:`connect`."""
+    _store: Store | None = None
+    """Must outlive the groups."""
     _sent: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque)
     """What the next stage may not have received yet."""
     _stage_limit: timedelta = timedelta(0)
 
     @classmethod
-    def of_process(cls, number: int, size: int, stages: int, device: torch.device) -> Shard:
+    def of_process(
+        cls, number: int, size: int, stages: int, device: torch.device, nodes: int = 1
+    ) -> Shard:
         """The share of process ``number`` of ``size * stages``.
 
         Process 0 is the first shard of the last stage, where tokens are chosen.
         """
-        return cls(number % size, size, device, stage=stages - 1 - number // size, stages=stages)
+        stage = stages - 1 - number // size
+        return cls(number % size, size, device, stage=stage, stages=stages, nodes=nodes)
 
     @property
     def processes(self) -> int:
@@ -88,6 +104,11 @@ class Shard:
     def process(self) -> int:
         """Its number, as in :meth:`of_process`."""
         return (self.stages - 1 - self.stage) * self.size + self.rank
+
+    @property
+    def local_size(self) -> int:
+        """Processes of the model on each node."""
+        return self.processes // self.nodes
 
     @property
     def is_first(self) -> bool:
@@ -104,33 +125,49 @@ class Shard:
         """Whether it is the process that chooses tokens and reports on the model."""
         return self.rank == 0 and self.is_last
 
-    def connect(self, folder: Path, timeout: float) -> None:
+    def connect(self, store: Store, timeout: float, host: str = LOOPBACK) -> None:
         """Connect to the other processes, over NCCL on CUDA devices and gloo on a CPU.
 
-        Blocks until all of them have called it.
+        Blocks until all of them have called it. What is sent later is neither encrypted nor
+        authenticated.
 
         Args:
-            folder: private to this group, and inaccessible to other users: its content names the
-                addresses of the processes (on the loopback interface).
+            store: in which the processes find each other's addresses; whoever can change it can
+                take part.
             timeout: seconds that an operation may take.
+            host: the address by which processes on other nodes reach this one. Those on the same
+                node connect on the loopback interface.
         """
         limit = timedelta(seconds=timeout)
+        self._store = store
 
-        def join(name: str, rank: int, size: int, device: torch.device) -> Group:
-            store = torch._C._distributed_c10d.FileStore(str(folder / name), size)
-            make = _nccl if device.type == "cuda" else _gloo
-            group = make(store, rank, size, limit)
+        def join(name: str, rank: int, processes: Sequence[int], device: torch.device) -> Group:
+            own = PrefixStore(name, store)
+            if device.type == "cuda":
+                group = _nccl(own, rank, len(processes), limit)
+            else:
+                several = len({process // self.local_size for process in processes}) > 1
+                address = host if several else LOOPBACK
+                group = _gloo(own, rank, len(processes), limit, address)
             # NCCL connects at the first operation.
             group.allreduce([torch.zeros(1, device=device)]).wait()
             return group
 
+        last = self.stages - 1
         if self.size > 1:
-            self.group = join(f"stage-{self.stage}", self.rank, self.size, self.device)
+            first = (last - self.stage) * self.size
+            peers = range(first, first + self.size)
+            self.group = join(f"stage-{self.stage}", self.rank, peers, self.device)
         if self.stages > 1:
-            self.chain = join(f"rank-{self.rank}", self.stage, self.stages, self.device)
+            chain = [(last - stage) * self.size + self.rank for stage in range(self.stages)]
+            self.chain = join(f"rank-{self.rank}", self.stage, chain, self.device)
             self._stage_limit = limit
-            number = self.stage * self.size + self.rank
-            self.everyone = join("everyone", number, self.processes, _CPU)
+            everyone = range(self.processes)
+            self.everyone = join("everyone", self.process, everyone, _CPU)
+        machines, own = PrefixStore("machine", store), _machine()
+        machines.set(str(self.process), own)
+        found = [machines.get(str(number)) for number in range(self.processes)]
+        self.sharers = found.count(own.encode())
 
     def set_timeout(self, seconds: float, stage_seconds: float | None = None) -> None:
         """Set the timeout of this process's operations.
@@ -268,21 +305,32 @@ ALONE = Shard()
 """A single process with the whole model."""
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Group:
+def _gloo(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> Group:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+    options._devices = [gloo.create_device(hostname=host)]
     options._timeout = timeout
     group: Group = gloo(store, rank, size, options)
     return group
 
 
-def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Group:
+def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Group:
     nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined, unused-ignore]
+    # Its thread would ask the store, which is in Python, at the interpreter's end too. What it
+    # watches for ends the model by the time limit of a step.
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     options = nccl.Options()
     options._timeout = timeout
     group: Group = nccl(store, rank, size, options)
     return group
+
+
+def _machine() -> str:
+    """What identifies this machine, or the container that this process is in."""
+    boot_id = ""
+    with suppress(OSError):
+        boot_id = _BOOT_ID.read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {boot_id}"
 
 
 def device_of(kind: str, rank: int) -> torch.device:

@@ -360,12 +360,10 @@ class AdvanceError(Exception):
 class EngineInfo:
     """The model and the effective limits of a warmed-up engine, for its clients.
 
-    Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
-    whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
-    ``step_seconds`` the longest that a step takes, or 0 if unknown; ``speculate`` the most draft
-    tokens of a request in a step, or 0; ``decoder_start_ids`` what an encoder-decoder model's
-    decoder is given before its answer; ``vision`` whether prompts may have images;
-    ``max_image_rows`` the most tokens that one should take; ``kernels`` what computes on a CPU.
+    Limits count tokens. ``max_batch_total_tokens``: blocks x block size; ``grammar``: whether
+    requests may have one; ``step_seconds``: the longest step, or 0 if unknown; ``speculate``: most
+    draft tokens of a request in a step; ``decoder_start_ids``: an encoder-decoder model's;
+    ``max_image_rows``: most tokens of an image; ``nodes``: which stages each has, if several.
     """
 
     model_id: str
@@ -392,9 +390,11 @@ class EngineInfo:
     vision: bool = False
     max_image_rows: int = 0
     kernels: str = ""
+    pipeline_parallel_size: int = 1
+    nodes: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:
         """The inverse of :func:`dataclasses.asdict`, through JSON too, which has no tuples."""
-        lists = ("eos_token_ids", "decoder_start_ids")
+        lists = ("eos_token_ids", "decoder_start_ids", "nodes")
         return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in lists}})

@@ -59,7 +59,8 @@ def fields(
 ) -> dict[str, str | int | float]:
     """Return the effective settings as fields of a JSON record."""
     names = (
-        *("model_id", "revision", "dtype", "quantize", "device", "num_shard", "block_size"),
+        *("model_id", "revision", "dtype", "quantize", "device", "block_size"),
+        *("num_shard", "pipeline_parallel_size"),
         *("max_batch_total_tokens", "max_input_tokens", "max_total_tokens"),
         *("max_batch_prefill_tokens", "max_batch_size", "weight_bytes", "speculate", "kernels"),
     )
@@ -95,6 +96,8 @@ def rows(
             else []
         ),
         ("shards", str(info.num_shard)),
+        *([("stages", str(stages))] if (stages := info.pipeline_parallel_size) > 1 else []),
+        *([("nodes", " | ".join(info.nodes))] if info.nodes else []),
         (
             "KV cache",
             f"{blocks:,} blocks of {info.block_size}: {info.max_batch_total_tokens:,} tokens",

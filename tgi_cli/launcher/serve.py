@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tgi_cli.launcher.start import start_command, start_model_server
 from tgi_cli.launcher.supervisor import ServerParts, Supervisor
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.process import bind
+from tgi_cli.process.authenticated_channel import read_secret
 from tgi_cli.process.control_channel import ControlChannel
 from tgi_cli.process.heartbeat import SharedHeartbeat
 from tgi_cli.process.parent_death import parent_pipe
@@ -69,6 +71,11 @@ def serve(
             "find it gone",
             "leave off --sleep-idle-seconds and --enable-sleep-mode, or --shard-uds-path",
         )
+    if config.nnodes > 1 and config.replicas > 1:
+        raise ConfigError(
+            f"--replicas {config.replicas} is not supported with --nnodes {config.nnodes}",
+            "leave one of them off; on Ray, replicas have their stages on several nodes",
+        )
     with (
         bind.bind_or_adopt(config.hostname, config.port, router.socket_fd) as sock,
         # Until the supervisor handles signals, there is nothing to finish.
@@ -93,6 +100,8 @@ def serve(
             parent_pipe() as parent_fd,
             supervisor.handling_signals(),
         ):
+            if config.nnodes > 1:
+                stack.enter_context(_reserved_address(config))
             if (prefix := config.shard_uds_path) is not None:
                 # A killed model server leaves TGI's socket behind.
                 stack.callback(remove_stale, prefix.with_name(f"{prefix.name}-0"))
@@ -177,3 +186,14 @@ def serve(
                 on_ready=on_ready,
             )
             return supervisor.run(parts)
+
+
+def _reserved_address(config: ServeConfig) -> socket.socket:
+    """Bind the address for other nodes, on which each model server will listen for a while.
+
+    Raises:
+        TgiError: It cannot be bound, or the secret for the nodes cannot be read.
+    """
+    assert config.node_secret_file is not None
+    read_secret(config.node_secret_file)
+    return bind.bind(config.master_addr, config.master_port, "--master-addr", "--master-port")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -17,10 +16,10 @@ _LOCK = "lock"
 SOCKET = "engine.sock"
 """Name of the model server's socket in the folder."""
 
+_NODE_SECRET = "node-secret"
+
 VARIABLE = "TGI_RUNTIME_FOLDER"
-"""Environment variable with the folder, in which the shards make one of their own."""
-SHARDS_PREFIX = "tgi-shards-"
-"""Prefix of the shards' folder; see :mod:`tgi_cli.worker.tensor_parallel.group`."""
+"""Environment variable with the folder."""
 
 _MAX_BASE = 70
 """Length of the parent folder's path: that of a socket may have about 100 bytes."""
@@ -47,6 +46,15 @@ def runtime_folder() -> Iterator[Path]:
         os.close(lock)
 
 
+def write_secret(folder: Path, secret: str) -> Path:
+    """Write what nodes authenticate each other by into a runtime folder; returns the file."""
+    path = folder / _NODE_SECRET
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        file.write(secret)
+    return path
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a runtime folder and its server's files; several processes may do so concurrently.
 
@@ -54,10 +62,8 @@ def remove_folder(folder: Path) -> None:
     """
     with contextlib.suppress(OSError):  # another process may have removed a file
         for path in folder.iterdir():
-            if path.name in (_LOCK, SOCKET) or path.is_socket():
+            if path.name in (_LOCK, SOCKET, _NODE_SECRET) or path.is_socket():
                 path.unlink(missing_ok=True)
-            elif path.name.startswith(SHARDS_PREFIX):
-                shutil.rmtree(path, ignore_errors=True)
         folder.rmdir()
 
 

@@ -45,7 +45,7 @@ def make_application(
 
     Args:
         config: Of the deployment.
-        bundle: Resources of a replica.
+        bundle: Resources of each stage of a replica.
         model: Of the model servers.
         router: Of the replicas' HTTP applications, but for the model and the engine.
         locate: Finds the model on a replica's machine.
@@ -68,9 +68,11 @@ def make_application(
     engine = serve.deployment(
         EngineReplica,
         name=ENGINE,
-        # The replica takes the whole bundle: its shards are processes within it.
+        # The replica takes the whole first bundle, of the last stage: its shards are processes
+        # within it. It places the other stages into the others.
         ray_actor_options={"num_cpus": bundle.cpus, "num_gpus": bundle.gpus},
-        placement_group_bundles=[bundle.resources],
+        placement_group_bundles=[bundle.resources] * bundle.stages,
+        placement_group_strategy=config.stage_placement.upper().replace("-", "_"),
         max_ongoing_requests=model.max_concurrent_requests,
         max_queued_requests=model.max_concurrent_requests,
         health_check_period_s=_HEALTH_PERIOD_SECONDS,

@@ -22,8 +22,9 @@ class RayConfig:
         ray_fronts: Replicas of the deployment that receives HTTP requests.
         replicas: Replicas of the model at the start.
         min_replicas, max_replicas: Bounds of autoscaling. Default: ``replicas``.
-        replica_cpus: CPUs of a replica, as Ray counts them. Default: of a cluster without GPUs
-            a fair part, else 1.
+        replica_cpus: CPUs of each stage of a replica, as Ray counts them. Default: of a cluster
+            without GPUs a fair part, else 1.
+        stage_placement: Strategy by which the stages of a replica are placed on nodes.
         target_ongoing_requests: Requests of a replica that autoscaling aims at.
         target_kv_usage: Share of the KV cache in use that autoscaling aims at.
         cluster_cpus, cluster_gpus: Of the own cluster. Default: those of the machine.
@@ -37,6 +38,7 @@ class RayConfig:
     min_replicas: int | None = None
     max_replicas: int | None = None
     replica_cpus: int | None = None
+    stage_placement: str = default("stage_placement")
     target_ongoing_requests: int = default("target_ongoing_requests")
     target_kv_usage: float = default("target_kv_usage")
     cluster_cpus: int | None = None
@@ -60,13 +62,16 @@ class RayConfig:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Ray's resources of one replica: one bundle of a placement group, and thus on one node.
+    """Ray's resources of each pipeline stage of a replica: a bundle of a placement group, and thus
+    on one node.
 
-    Its shards are processes within it, and see the GPUs that Ray has given to the replica.
+    The shards of a stage are processes within it, and see the GPUs that Ray has given to it.
     """
 
     cpus: int
     gpus: int
+    stages: int = 1
+    """Bundles of a replica."""
 
     @property
     def resources(self) -> dict[str, int]:
@@ -74,12 +79,15 @@ class Bundle:
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
 
-def bundle_of(config: RayConfig, num_shard: int | None, cluster: Mapping[str, float]) -> Bundle:
+def bundle_of(
+    config: RayConfig, num_shard: int | None, stages: int, cluster: Mapping[str, float]
+) -> Bundle:
     """The resources of a replica.
 
     Args:
         config: Of the deployment.
-        num_shard: Shards of a replica, if that is set.
+        num_shard: Shards of each stage, if that is set.
+        stages: Of a replica.
         cluster: Resources of the whole cluster, under Ray's names.
 
     Raises:
@@ -88,15 +96,16 @@ def bundle_of(config: RayConfig, num_shard: int | None, cluster: Mapping[str, fl
     gpus = (num_shard or 1) if cluster.get("GPU") else 0
     cpus = config.replica_cpus
     if cpus is None:
-        cpus = 1 if gpus else max(1, int(cluster.get("CPU", 1)) // config.highest)
-    bundle = Bundle(cpus, gpus)
+        cpus = 1 if gpus else max(1, int(cluster.get("CPU", 1)) // (config.highest * stages))
+    bundle = Bundle(cpus, gpus, stages)
     for name, each in bundle.resources.items():
-        needed, there = each * config.replicas, cluster.get(name, 0)
+        needed, there = each * config.replicas * stages, cluster.get(name, 0)
         if config.own_cluster and needed > there:
+            of = f" of {stages} stages" if stages > 1 else ""
             raise ConfigError(
-                f"{config.replicas} replicas with {each:g} {name}s each need {needed:g}, and this "
-                f"machine has {there:g}",
-                "lower --replicas, --replica-cpus or --num-shard",
+                f"{config.replicas} replicas{of} with {each:g} {name}s each need {needed:g}, and "
+                f"this machine has {there:g}",
+                "lower --replicas, --replica-cpus, --num-shard or --pipeline-parallel-size",
             )
     return bundle
 
@@ -116,6 +125,11 @@ def check_ray(config: RayConfig, serve: ServeConfig, router: RouterConfig) -> No
             "replicas on Ray do not sleep",
             "leave off --sleep-idle-seconds and --enable-sleep-mode; --min-replicas and "
             "--max-replicas follow the load",
+        )
+    if serve.nnodes > 1:
+        raise ConfigError(
+            "--nnodes is for nodes without Ray, which places stages itself",
+            "leave it off, or --distributed",
         )
     if serve.shard_uds_path is not None:
         raise ConfigError(

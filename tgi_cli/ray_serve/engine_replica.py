@@ -1,4 +1,5 @@
-"""One replica: the router's application in Ray's process, and a model server as its child.
+"""One replica: the router's application in Ray's process, and a model server as its child. The
+model server has the last pipeline stage; actors of the replica run the others.
 
 A replica that is killed takes its model server along, which watches a pipe. A model server that
 dies is restarted within the replica; meanwhile the replica refuses requests, and the application in
@@ -11,6 +12,7 @@ import asyncio
 import importlib
 import logging
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray import serve
+from ray.util import get_node_ip_address
 
 from tgi_cli import logging as logs
 from tgi_cli.config import ServeConfig
@@ -27,15 +30,17 @@ from tgi_cli.errors import TgiError
 from tgi_cli.launcher.model_server import ModelServerParts
 from tgi_cli.launcher.start import start_model_server
 from tgi_cli.model_server.config import ModelServerConfig
+from tgi_cli.process import bind
 from tgi_cli.process.cores import usable_cores
 from tgi_cli.process.parent_death import parent_pipe
-from tgi_cli.process.runtime_dir import SOCKET, VARIABLE, runtime_folder
+from tgi_cli.process.runtime_dir import SOCKET, VARIABLE, runtime_folder, write_secret
 from tgi_cli.ray_serve.asgi_exchange import exchange, whole_response
 from tgi_cli.ray_serve.autoscaling import KV_USAGE
 from tgi_cli.ray_serve.config import Bundle
 from tgi_cli.ray_serve.messages import ForwardedRequest, Refusal, ResponseStart, WholeResponse
 from tgi_cli.ray_serve.prefix_router import KV_TOKENS, SERVING
 from tgi_cli.ray_serve.replica_server import ReplicaServer
+from tgi_cli.ray_serve.stage_nodes import StageNodeConfig, StageNodes, thread_variables
 from tgi_cli.router.config import RouterConfig
 
 if TYPE_CHECKING:
@@ -47,7 +52,6 @@ log = logging.getLogger(__name__)
 
 _LAST_SECONDS = 1.0
 """Time for the last parts of answers before a replica that has failed ends."""
-_THREADS = "OMP_NUM_THREADS"
 _ROUTER = "tgi_cli.router.running_app"
 """Imported beside the model server's start, which would wait for it otherwise."""
 
@@ -59,7 +63,7 @@ class EngineReplicaConfig:
     Attributes:
         serve: Of the model server; the model need not be on this machine yet.
         router: Of the application, but for the model and the engine's address.
-        bundle: Ray's resources of the replica.
+        bundle: Ray's resources of each stage of the replica.
         highest: Most replicas that there may be.
         locate: Finds or downloads the model and its adapters; see
             :func:`tgi_cli.launcher.serve.serve`.
@@ -112,18 +116,21 @@ class EngineReplica:
             parent_fd=parent_fd,
             response_store_bytes=0,  # the next request may reach another replica
         )
-        server_config = ModelServerConfig(
-            serve=replace(found, replicas=_replicas_here(config)),
-            model_path=path,
-            uds_path=folder / SOCKET,
-            parent_fd=parent_fd,
-        )
         loop = asyncio.get_running_loop()
 
         def on_failure(error: TgiError) -> None:
             loop.call_soon_threadsafe(self._fail, error)
 
-        variables = {VARIABLE: str(folder), **_thread_variables(config)}
+        found = replace(found, replicas=_replicas_here(config))
+        if config.bundle.stages > 1:
+            found = self._place_stages(config, found, folder, on_failure)
+        server_config = ModelServerConfig(
+            serve=found,
+            model_path=path,
+            uds_path=folder / SOCKET,
+            parent_fd=parent_fd,
+        )
+        variables = {VARIABLE: str(folder), **thread_variables(config.serve, config.bundle)}
         parts = ModelServerParts(
             start=partial(start_model_server, server_config, variables), usable=self._is_usable
         )
@@ -140,6 +147,41 @@ class EngineReplica:
             if self._failed.done():
                 raise self._failed.result() from None
             raise
+
+    def _place_stages(
+        self,
+        config: EngineReplicaConfig,
+        found: ServeConfig,
+        folder: Path,
+        on_failure: Callable[[TgiError], None],
+    ) -> ServeConfig:
+        """Start the other stages on their nodes; returns the settings of the model server.
+
+        Raises:
+            TgiError: No port can be bound for them.
+        """
+        address = get_node_ip_address()
+        # Each model server of this replica listens on it while it starts.
+        reserved = self._stack.enter_context(bind.bind(address, 0, "Ray's address"))
+        secret = secrets.token_hex(32)
+        file = write_secret(folder, secret)
+        common = {
+            "nnodes": config.bundle.stages,
+            "master_addr": address,
+            "master_port": reserved.getsockname()[1],
+            "replicas": found.replicas,
+        }
+        nodes = StageNodes(
+            StageNodeConfig(
+                serve=replace(config.serve, **common),
+                secret=secret,
+                bundle=config.bundle,
+                locate=config.locate,
+            ),
+            on_failure,
+        )
+        self._stack.callback(nodes.close)
+        return replace(found, **common, node_secret_file=file)
 
     # ------------------------------------------------------------------ requests
 
@@ -205,14 +247,3 @@ def _replicas_here(config: EngineReplicaConfig) -> int:
     if config.bundle.gpus:
         return 1
     return min(config.highest, max(1, len(usable_cores()) // config.bundle.cpus))
-
-
-def _thread_variables(config: EngineReplicaConfig) -> dict[str, str]:
-    """Limit the model server's threads to the replica's CPUs, if it has not all of them.
-
-    Ray sets the variable in this process to the same number, from which each shard would take it.
-    """
-    os.environ.pop(_THREADS, None)
-    if config.bundle.gpus or config.bundle.cpus >= len(usable_cores()):
-        return {}
-    return {_THREADS: str(max(1, config.bundle.cpus // (config.serve.num_shard or 1)))}

@@ -221,7 +221,8 @@ class RayDeployment:
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         config, model, router = self._config, self._model, self._router
-        bundle = bundle_of(config, model.num_shard, ray.cluster_resources())
+        stages = model.pipeline_parallel_size
+        bundle = bundle_of(config, model.num_shard, stages, ray.cluster_resources())
         options: dict[str, Any] = {"host": model.hostname, "port": model.port}
         if router.ssl_certfile is not None:
             options["ssl_certfile"] = str(router.ssl_certfile)
@@ -235,8 +236,9 @@ class RayDeployment:
                 f"give --hostname {there.host} --port {there.port}, or `serve shutdown` it",
             )
         log.info(
-            "deploying %d replicas, each %s",
+            "deploying %d replicas, each %s%s",
             config.replicas,
+            f"of {stages} stages with " if stages > 1 else "",
             ", ".join(f"{count:g} {name}" for name, count in bundle.resources.items()),
         )
         application = make_application(config, bundle, model, router, self._locate)

@@ -246,6 +246,7 @@ def decode_info(message: pb.InfoResponse) -> EngineInfo:
     fields = {name: getattr(message, name) for name in _INFO_FIELDS}
     fields["eos_token_ids"] = tuple(message.eos_token_ids)
     fields["decoder_start_ids"] = tuple(message.decoder_start_ids)
+    fields["nodes"] = tuple(message.nodes)
     return EngineInfo(**fields)
 
 

@@ -11,7 +11,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters", "grammar", "quantize", "num_shard", "step_seconds", "instance", "speculate", "decoder_start_ids", "vision", "max_image_rows", "kernels")
+    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters", "grammar", "quantize", "num_shard", "step_seconds", "instance", "speculate", "decoder_start_ids", "vision", "max_image_rows", "kernels", "pipeline_parallel_size", "nodes")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,8 @@ class InfoResponse(_message.Message):
     VISION_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     revision: str
     model_type: str
@@ -64,7 +66,9 @@ class InfoResponse(_message.Message):
     vision: bool
     max_image_rows: int
     kernels: str
-    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., grammar: bool = ..., quantize: _Optional[str] = ..., num_shard: _Optional[int] = ..., step_seconds: _Optional[float] = ..., instance: _Optional[str] = ..., speculate: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., vision: bool = ..., max_image_rows: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
+    pipeline_parallel_size: int
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., grammar: bool = ..., quantize: _Optional[str] = ..., num_shard: _Optional[int] = ..., step_seconds: _Optional[float] = ..., instance: _Optional[str] = ..., speculate: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., vision: bool = ..., max_image_rows: _Optional[int] = ..., kernels: _Optional[str] = ..., pipeline_parallel_size: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("max_loras", "loaded")

@@ -91,6 +91,7 @@ def load_worker(
         return make_worker(config, progress=progress), config
     # A single process needs no messages: torch alone is enough.
     from tgi_cli.worker.tensor_parallel.group import WorkerGroup
+    from tgi_cli.worker.tensor_parallel.node_listener import NodeListener
     from tgi_cli.worker.tensor_parallel.pipeline import PipelinedWorker
     from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
 
@@ -99,7 +100,8 @@ def load_worker(
         log.info("starting %d stages, %d processes in all", stages, config.num_processes)
     else:
         log.info("starting %d shards", config.num_shard)
-    group = WorkerGroup(config)
+    listener = NodeListener(serve, config) if config.nnodes > 1 else None
+    group = WorkerGroup(config, listener)
     try:
         worker = make_worker(config, group.shard, progress)
         group.connect()
@@ -130,10 +132,10 @@ def make_worker(
     constrained = shard.leads and not config.disable_grammar_support
     grammars = _grammars(config, facts) if constrained else None
     table = _make_table(config)
-    device = device_of(config.device, shard.process)
+    device = device_of(config.device, config.device_index(shard.process))
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
-        set_threads(default_threads(processes=shard.processes))
+        set_threads(default_threads(processes=shard.local_size))
     if config.quantize_activations:
         _require_byte_products(device, dtype)
     with out_of_memory_as_error(LOAD_REMEDY):
@@ -176,7 +178,7 @@ def make_worker(
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
-        set_threads(default_threads(model.weight_bytes, shard.processes))
+        set_threads(default_threads(model.weight_bytes, shard.local_size))
     kind = config.attention
     if kind is None:
         kind = choose_attention(model, dtype, device, cache_dtype, config.max_total_tokens, shard)

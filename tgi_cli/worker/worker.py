@@ -133,7 +133,7 @@ class ModelWorker:
             self.runner.propose_with(ProposalStage(self._proposer, rows))
         self._images: ImageEncoder | None = None
         if model.vision is not None:
-            threads = default_threads(model.weight_bytes, shard.processes)
+            threads = default_threads(model.weight_bytes, shard.local_size)
             self._images = ImageEncoder(model.vision, self._device, shard, threads)
             self.runner.encode_with(self._images)
         self._graphs: StepGraphs | None = None
@@ -394,4 +394,5 @@ class ModelWorker:
             vision=capacity.encoder is not None,
             max_image_rows=0 if capacity.encoder is None else max_image_rows(config),
             kernels=describe_kernels() if config.device == "cpu" else "",
+            pipeline_parallel_size=config.pipeline_parallel_size,
         )

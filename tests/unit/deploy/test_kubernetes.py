@@ -226,6 +226,13 @@ def test_a_group_of_pods_is_a_ray_cluster() -> None:
     assert 'create secret generic tgi --from-literal=ray-token="$(openssl rand -hex 32)"' in text
 
 
+def test_the_stages_of_a_replica_are_on_the_nodes_of_a_group() -> None:
+    found = objects(PLAIN, KubernetesOptions(nodes=4, stages=2))
+    group = one(found, "LeaderWorkerSet", "tgi")["spec"]["leaderWorkerTemplate"]
+    (leader,) = group["leaderTemplate"]["spec"]["containers"]
+    assert "--replicas=2" in leader["args"]
+
+
 def test_a_disruption_budget_counts_all_pods_of_groups() -> None:
     found = objects(GPU, replace(EVERYTHING, nodes=3))
     spec = one(found, "PodDisruptionBudget")["spec"]

@@ -59,6 +59,14 @@ def test_text_has_a_line_per_setting() -> None:
     assert "web UI" not in dict(banner.rows(ServeConfig(model_id="m"), SLOW, URL, web_ui=False))
 
 
+def test_stages_and_nodes_are_named() -> None:
+    nodes = ("stage 1 on node 0", "stage 0 on node 1 (10.0.0.2)")
+    info = replace(LARGE, pipeline_parallel_size=2, nodes=nodes)
+    shown = dict(banner.rows(ServeConfig(model_id="m"), info, URL, web_ui=False))
+    assert shown["stages"] == "2"
+    assert shown["nodes"] == "stage 1 on node 0 | stage 0 on node 1 (10.0.0.2)"
+
+
 def test_a_terminal_shows_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")

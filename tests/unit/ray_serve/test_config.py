@@ -30,11 +30,24 @@ ROUTER = RouterConfig(model_path=Path(), model_id="org/model", engine_url="")
 def test_the_bundle_of_a_replica(
     config: RayConfig, shards: int | None, cluster: dict[str, float], bundle: Bundle
 ) -> None:
-    assert bundle_of(config, shards, cluster) == bundle
+    assert bundle_of(config, shards, 1, cluster) == bundle
+
+
+def test_each_stage_of_a_replica_has_a_bundle() -> None:
+    two = RayConfig(replicas=2)
+    assert bundle_of(two, 4, 3, {"CPU": 64.0, "GPU": 24.0}) == Bundle(1, 4, 3)
+    assert bundle_of(two, None, 2, {"CPU": 8.0}) == Bundle(2, 0, 2)
+    with pytest.raises(ConfigError, match=r"2 replicas of 3 stages with 1 CPUs each need 6, and"):
+        bundle_of(RayConfig(own_cluster=True, replicas=2), None, 3, {"CPU": 4.0})
+
+
+def test_nodes_without_ray_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--nnodes is for nodes without Ray"):
+        check_ray(RayConfig(), replace(SERVE, nnodes=2), ROUTER)
 
 
 def test_the_shards_of_a_replica_are_in_one_bundle() -> None:
-    bundle = bundle_of(RayConfig(replicas=2), 4, {"CPU": 64.0, "GPU": 8.0})
+    bundle = bundle_of(RayConfig(replicas=2), 4, 1, {"CPU": 64.0, "GPU": 8.0})
     assert bundle.resources == {"CPU": 1, "GPU": 4}
     assert Bundle(2, 0).resources == {"CPU": 2}
 
@@ -42,11 +55,11 @@ def test_the_shards_of_a_replica_are_in_one_bundle() -> None:
 def test_replicas_that_this_machine_cannot_hold_are_an_error() -> None:
     here = RayConfig(own_cluster=True, replicas=3, replica_cpus=2)
     with pytest.raises(ConfigError, match=r"3 replicas with 2 CPUs each need 6, .* has 4"):
-        bundle_of(here, None, {"CPU": 4.0})
+        bundle_of(here, None, 1, {"CPU": 4.0})
     with pytest.raises(ConfigError, match=r"3 replicas with 4 GPUs each need 12"):
-        bundle_of(RayConfig(own_cluster=True, replicas=3), 4, {"CPU": 64.0, "GPU": 8.0})
+        bundle_of(RayConfig(own_cluster=True, replicas=3), 4, 1, {"CPU": 64.0, "GPU": 8.0})
     # Another cluster may grow.
-    assert bundle_of(replace(here, own_cluster=False), None, {"CPU": 4.0}) == Bundle(2, 0)
+    assert bundle_of(replace(here, own_cluster=False), None, 1, {"CPU": 4.0}) == Bundle(2, 0)
 
 
 def test_bounds_of_autoscaling() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -192,7 +193,9 @@ def test_merged_steps_hold_both_in_order(first: StepOutputs, second: StepOutputs
 
 
 def test_info_and_cancel_survive_the_wire() -> None:
-    assert codec.decode_info(codec.encode_info(INFO)) == INFO
+    staged = replace(INFO, pipeline_parallel_size=2, nodes=("stage 1 on node 0", "stage 0 on one"))
+    for info in (INFO, staged):
+        assert codec.decode_info(codec.encode_info(info)) == info
     message = codec.encode_cancel(2**64 - 1)
     assert message.WhichOneof("kind") == "cancel"
     assert message.cancel == 2**64 - 1

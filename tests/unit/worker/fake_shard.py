@@ -15,9 +15,14 @@ from tgi_cli.worker.tensor_parallel import messages
 
 def main(behaviour: str, commands_fd: str, events_fd: str) -> None:
     commands, events = (Channel(socket.socket(fileno=int(fd))) for fd in (commands_fd, events_fd))
+    behave(behaviour, 1, commands, events)
+
+
+def behave(behaviour: str, number: int, commands: Channel, events: Channel) -> None:
+    """Be process ``number``."""
     first = commands.receive()
     assert first is not None
-    assert messages.decode_assignment(first).process == 1
+    assert messages.decode_assignment(first).process == number
     if behaviour == "deaf":
         events.send(messages.encode(messages.Loaded()))
         time.sleep(600)

@@ -150,7 +150,7 @@ def test_sampling_options_are_not_sent_to_other_shards() -> None:
 
 def test_an_assignment_arrives_as_it_was_sent() -> None:
     config = resolved(num_shard=2, rope_scaling="linear", rope_factor=2.0)
-    sent = messages.ShardAssignment(1, config, "/tmp/x", "INFO")
+    sent = messages.ShardAssignment(1, config, "INFO")
     got = messages.decode_assignment(messages.encode(sent))
     assert got == sent
     assert isinstance(got.config.model_path, Path)

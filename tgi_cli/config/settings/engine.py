@@ -251,6 +251,32 @@ ENGINE_SETTINGS = (
             1,
             brief="Stages that the model's layers are divided into.",
         ),
+        nnodes=Setting(
+            whole(1, 64),
+            "Number of nodes (machines) that a model is served on, each with an equal part of its "
+            "processes. `tgi serve` is started on each of them, with the same flags but for "
+            "--node-rank.",
+            1,
+        ),
+        node_rank=Setting(
+            whole(0, 63),
+            "Number of this node. Node 0 serves HTTP and has the last stage; the others only run "
+            "their processes of the model.",
+            0,
+        ),
+        master_addr=Setting(
+            text("ADDRESS"),
+            "Address of node 0 for the other nodes, with --nnodes; it listens on no other.",
+            "localhost",
+        ),
+        master_port=Setting(
+            whole(0, 65535), "Port of node 0 for the other nodes, with --nnodes.", 29500
+        ),
+        node_secret_file=Setting(
+            path("FILE"),
+            "File with the secret by which nodes authenticate each other, with --nnodes: at least "
+            "16 characters, the same on each node.",
+        ),
         replicas=Setting(
             whole(1, 64),
             "Number of replicas of the model behind the HTTP port, each a model server on its own "

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tgi_cli.config.settings.setting import ROUTER, SERVE, SERVER, Setting, panel
+from tgi_cli.config.settings.setting import ROUTER, SERVE, Setting, panel
 from tgi_cli.config.settings.values import SWITCH, one_of, parse_bool, text, whole
 
 _HTTP = (SERVE, ROUTER)
-_ENGINE = (SERVE, SERVER)
 
 INHERITED_SETTINGS = panel(
     "Accepted for compatibility with TGI, without effect",
@@ -21,20 +20,6 @@ INHERITED_SETTINGS = panel(
         "Port of metrics. They are on the HTTP port, under /metrics.",
         9000,
         note="metrics are on the HTTP port, under /metrics; no other port is opened",
-    ),
-    master_addr=Setting(
-        text("ADDRESS"),
-        "Rendezvous address of shards. They meet in a private folder of this machine.",
-        "localhost",
-        commands=_ENGINE,
-        note="shards meet in a private folder of this machine, not at an address",
-    ),
-    master_port=Setting(
-        whole(0, 65535),
-        "Rendezvous port of shards. No port is opened.",
-        29500,
-        commands=_ENGINE,
-        note="shards meet in a private folder of this machine, no port is opened",
     ),
     usage_stats=Setting(
         one_of("MODE", "on", "off", "no-stack"),

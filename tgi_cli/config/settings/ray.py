@@ -6,6 +6,9 @@ from tgi_cli.config.settings.setting import SERVE, Setting, panel
 from tgi_cli.config.settings.values import number, one_of, text, whole
 
 ENGINES = ("ray",)
+PLACEMENTS = ("pack", "spread", "strict-pack", "strict-spread")
+"""Ray's strategies of placement groups:
+https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html"""
 
 RAY_SETTINGS = panel(
     "Ray",
@@ -35,8 +38,14 @@ RAY_SETTINGS = panel(
     ),
     replica_cpus=Setting(
         whole(1, 4096),
-        "CPUs that Ray reserves for a replica, and to which its threads are limited. Default: 1 "
-        "with GPUs, otherwise a fair part of the cluster.",
+        "CPUs that Ray reserves for a replica, or for each of its pipeline stages, and to which "
+        "its threads are limited. Default: 1 with GPUs, otherwise a fair part of the cluster.",
+    ),
+    stage_placement=Setting(
+        one_of("STRATEGY", *PLACEMENTS),
+        "How Ray places the pipeline stages of a replica: pack: on few nodes; spread: on as many "
+        "as possible; strict: or not at all. The shards of a stage stay together.",
+        "pack",
     ),
     target_ongoing_requests=Setting(
         whole(1, 65536), "Requests of a replica that autoscaling on Ray aims at.", 16

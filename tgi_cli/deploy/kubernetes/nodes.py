@@ -1,8 +1,8 @@
 """Servers that take several nodes each: https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1/
 
 A group of pods is a Ray cluster of its own. Its leader runs ``tgi serve --distributed ray``, which
-has HTTP and places replicas on all nodes of the group; the workers only join the cluster. A replica
-stays within one node. A pod that restarts takes its group with it.
+has HTTP and places replicas, or their pipeline stages, on all nodes of the group; the workers only
+join the cluster. A pod that restarts takes its group with it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _leader(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any
     container["command"] = ["/bin/sh", "-c", f'{start} && exec tgi "$@"', "tgi"]
     container["args"] += ["--distributed=ray", "--ray-address=auto"]
     if options.replicas == 1:
-        container["args"].append(f"--replicas={options.nodes}")
+        container["args"].append(f"--replicas={max(1, options.nodes // options.stages)}")
     if not deployment.gpus and deployment.cpus is not None:
         container["args"].append(f"--replica-cpus={deployment.cpus}")
     # Its process ends with the cluster; while no replica is there, a restart would not help.

@@ -29,6 +29,7 @@ class KubernetesOptions:
         monitoring: whether objects of the Prometheus operator are added.
         adapters: whether the server has LoRA adapters.
         replicas: engines in each pod.
+        stages: pipeline stages of each engine.
     """
 
     namespace: str = ""
@@ -44,6 +45,7 @@ class KubernetesOptions:
     monitoring: bool = False
     adapters: bool = False
     replicas: int = 1
+    stages: int = 1
 
     def __post_init__(self) -> None:
         """Check what cannot work. Raises ConfigError."""

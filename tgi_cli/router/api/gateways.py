@@ -57,7 +57,7 @@ async def server_info(context: RequestContext[None]) -> Response:
             device=info.device,
             tp_size=info.num_shard,
             dp_size=len(replicas),
-            pp_size=1,
+            pp_size=info.pipeline_parallel_size,
             context_length=info.max_total_tokens,
             max_total_tokens=sum(each.max_batch_total_tokens for each in replicas),
             max_running_requests=min(config.max_concurrent_requests, running),

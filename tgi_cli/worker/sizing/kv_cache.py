@@ -263,7 +263,8 @@ class KVCacheSizing:
     @property
     def _sharers(self) -> int:
         """Processes on a CPU share its memory, and each counts what all of them take."""
-        return self.shard.processes if self.attention.device.type == "cpu" else 1
+        sharers = self.shard.sharers or self.shard.processes
+        return sharers if self.attention.device.type == "cpu" else 1
 
     def _log(self, text: str, *values: object) -> None:
         if self.shard.leads:

@@ -1,5 +1,5 @@
 """Shard 0's side of tensor and pipeline parallelism: starts the other processes, the shards of all
-stages, sends them every step, and detects when one is lost.
+stages, or awaits those of other nodes, sends them every step, and detects when one is lost.
 
 A shard that dies closes its sockets; one that is stopped leaves pings unanswered; one that runs
 and does not compute lets the operation that waits for it time out. Each of these ends all shards
@@ -10,25 +10,26 @@ step.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 
 from tgi_cli import errors
 from tgi_cli.config import EngineConfig
-from tgi_cli.device.distributed import Shard, device_of
+from tgi_cli.device.distributed import LOOPBACK, Shard, device_of
 from tgi_cli.errors import ShardError, TgiError
 from tgi_cli.logging import LEVELS
-from tgi_cli.process.runtime_dir import SHARDS_PREFIX, VARIABLE
 from tgi_cli.worker.tensor_parallel import messages
-from tgi_cli.worker.tensor_parallel.shard_process import ShardProcess
+from tgi_cli.worker.tensor_parallel.connected_node import ConnectedNode
+from tgi_cli.worker.tensor_parallel.end_errors import SEE_LOG
+from tgi_cli.worker.tensor_parallel.node_listener import NodeListener
+from tgi_cli.worker.tensor_parallel.node_messages import ProcessEnded
+from tgi_cli.worker.tensor_parallel.pending_adapter import PendingAdapter
+from tgi_cli.worker.tensor_parallel.shard_process import LocalShardProcess, ShardProcess
+from tgi_cli.worker.tensor_parallel.stores import LeaderStore
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ this process was stopped itself, or starved, late answers are no fault of the sh
 
 UNANSWERED_AT_START = 60
 """The same limit while weights are loaded: libraries may hold the interpreter for seconds."""
+
+WAITING_SECONDS = 30.0
+"""Time between messages that other nodes are waited for."""
 
 CONNECT_SECONDS = 60.0
 """Time limit for the shards to connect, once all have loaded their weights."""
@@ -63,7 +67,6 @@ _VERDICT_SECONDS = 2.0
 """Time limit between a failed operation and the event that explains it."""
 _END_SECONDS = 5.0
 """Time limit for the shards to end before they are killed."""
-_SEE_LOG = "see its log above"
 
 
 class WorkerGroup:
@@ -71,44 +74,43 @@ class WorkerGroup:
 
     Args:
         config: what to load, in ``config.num_processes`` processes.
+        listener: accepts the other nodes, if there are several.
 
     Attributes:
         shard: this process's share, connected by :meth:`connect`.
-        processes: the others.
+        processes: the others; those of other nodes once they have connected.
 
     Raises:
         ShardError: they cannot be started.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, listener: NodeListener | None = None) -> None:
         stages = config.pipeline_parallel_size
         device = device_of(config.device, 0)
-        self.shard = Shard.of_process(0, config.num_shard, stages, device)
+        self.shard = Shard.of_process(0, config.num_shard, stages, device, config.nnodes)
+        self._config = config
         self._name = config.process_name(0)
         self._stage_seconds = START_SECONDS
-        self._folder: Path | None = None
+        self._store = LeaderStore()
+        self._listener = listener
         self.processes: list[ShardProcess] = []
         self._changed = threading.Condition()
         """Guards the fields below, and is notified of their changes."""
         self._lost: TgiError | None = None
         self._on_lost: Callable[[TgiError], None] | None = None
-        self._pending_adapters: dict[int, _PendingAdapter] = {}
+        self._pending_adapters: dict[int, PendingAdapter] = {}
         self._serving = False
         self._closing = False
         self._step_ticks: int | None = None
         """Pings since a step began, or None between steps."""
         self._monitor = threading.Thread(target=self._monitor_shards, name="shards", daemon=True)
         try:
-            for number in range(1, config.num_processes):
-                self.processes.append(ShardProcess(number, config.process_name(number)))
-            self._folder = Path(
-                tempfile.mkdtemp(prefix=SHARDS_PREFIX, dir=os.environ.get(VARIABLE))
-            )
+            for number in range(1, config.local_processes):
+                self.processes.append(LocalShardProcess(number, config.process_name(number)))
             for process in self.processes:
-                command = messages.ShardAssignment(
-                    process.number, config, str(self._folder), _log_level()
-                )
-                process.commands.send(messages.encode(command))
+                self._assign(process)
+            if listener is not None:
+                listener.start(self._add)
             self._monitor.start()
         except OSError as error:
             self.close()
@@ -116,6 +118,18 @@ class WorkerGroup:
         except BaseException:  # SIGTERM's SystemExit, Ctrl-C
             self.close()
             raise
+
+    def _assign(self, process: ShardProcess) -> None:
+        """Tell a process what to load."""
+        assignment = messages.ShardAssignment(process.number, self._config, _log_level())
+        process.commands.send(messages.encode(assignment))
+
+    def _add(self, process: ShardProcess) -> None:
+        """A process of another node has connected."""
+        self._assign(process)
+        with self._changed:
+            self.processes.append(process)
+            self._changed.notify_all()
 
     # ------------------------------------------------------------------ life
 
@@ -125,14 +139,26 @@ class WorkerGroup:
         Raises:
             TgiError: the error of a shard that could not.
         """
+        others = self._config.num_processes - 1
+        due = time.monotonic()
         with self._changed:
-            while not all(process.loaded for process in self.processes):
+            while sum(process.loaded for process in self.processes) < others:
                 self.check()
+                if self._listener is not None and time.monotonic() >= due:
+                    due = time.monotonic() + WAITING_SECONDS
+                    self._listener.log_missing()
                 self._changed.wait(1.0)  # in between, handlers of signals may run
-        assert self._folder is not None
+        host = LOOPBACK
+        if self._listener is not None:
+            self._listener.stop_listening()
+            host = self._listener.address
         with self.starting():
-            self.shard.connect(self._folder, CONNECT_SECONDS)
+            self.shard.connect(self._store, CONNECT_SECONDS, host)
             self.shard.set_timeout(START_SECONDS)
+
+    def places(self) -> tuple[str, ...]:
+        """Which stages each node has, for reports; empty on one node."""
+        return () if self._listener is None else self._listener.places()
 
     def serve(self, step_seconds: float = 0.0) -> None:
         """Switch to the time limits of serving, after the warm-up.
@@ -157,8 +183,11 @@ class WorkerGroup:
         """End the shards, wait for them, and clean up. May be called twice."""
         with self._changed:
             self._closing = True
+        self._store.fail()
         for process in self.processes:
             process.stop()
+        if self._listener is not None:
+            self._listener.close()
         end = time.monotonic() + _END_SECONDS
         for process in self.processes:
             process.wait(end - time.monotonic())
@@ -166,8 +195,6 @@ class WorkerGroup:
             self._monitor.join()
         for process in self.processes:
             process.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     # ------------------------------------------------------------------ computing together
 
@@ -185,7 +212,7 @@ class WorkerGroup:
         self, adapter_id: int, name: str, path: str, own: Future[None]
     ) -> Future[None]:
         """Read an adapter on all shards; done when they and ``own`` are."""
-        pending = _PendingAdapter(len(self.processes) + 1)
+        pending = PendingAdapter(len(self.processes) + 1)
         with self._changed:
             self._pending_adapters[adapter_id] = pending
         with self.together():
@@ -243,7 +270,7 @@ class WorkerGroup:
                 cause = f"a stage did not take part in a step for {self._stage_seconds:.3g} s"
             self._lose(ShardError(cause, "see the shards' logs above"))
         else:
-            self._lose(ShardError(f"{self._name}: {type(error).__name__}: {text}", _SEE_LOG))
+            self._lose(ShardError(f"{self._name}: {type(error).__name__}: {text}", SEE_LOG))
         assert self._lost is not None
         return self._lost
 
@@ -257,8 +284,11 @@ class WorkerGroup:
             self._lost = error
             self._changed.notify_all()
             on_lost, adapters = self._on_lost, list(self._pending_adapters.values())
+        self._store.fail()
         for process in self.processes:
-            process.popen.kill()  # an operation of gloo that waits for them fails now
+            process.kill()  # an operation of gloo that waits for them fails now
+        if self._listener is not None:
+            self._listener.close()
         self.shard.abort()
         for pending in adapters:
             pending.answer(error)
@@ -269,19 +299,45 @@ class WorkerGroup:
 
     def _monitor_shards(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for process in self.processes:
-                selector.register(process.events, selectors.EVENT_READ, process)
             due = time.monotonic()
             while self._lost is None and not self._closing:
-                for key, _ in selector.select(max(0.0, due - time.monotonic())):
-                    try:
-                        self._handle_event(key.data)
-                    except (OSError, ValueError) as error:  # an incomplete or invalid message
-                        cause = f"invalid message from {key.data.name}: {error}"
-                        self._lose(ShardError(cause, _SEE_LOG))
                 if time.monotonic() >= due:
                     due = time.monotonic() + PING_SECONDS
+                    self._register(selector)
                     self._tick()
+                for key, _ in selector.select(max(0.0, due - time.monotonic())):
+                    source = key.data
+                    try:
+                        if isinstance(source, ConnectedNode):
+                            self._handle_node(source)
+                        else:
+                            self._handle_event(source)
+                    except (OSError, ValueError) as error:  # an incomplete or invalid message
+                        cause = f"invalid message from {source.name}: {error}"
+                        self._lose(ShardError(cause, SEE_LOG))
+
+    def _others(self) -> list[ShardProcess | ConnectedNode]:
+        """The processes and the nodes that have connected by now."""
+        return [*self.processes, *([] if self._listener is None else self._listener.connected())]
+
+    def _register(self, selector: selectors.BaseSelector) -> None:
+        """Watch those that have connected since the last time."""
+        known = {id(key.data) for key in selector.get_map().values()}
+        for other in self._others():
+            if id(other) not in known:
+                channel = other.channel if isinstance(other, ConnectedNode) else other.events
+                selector.register(channel, selectors.EVENT_READ, other)
+
+    def _handle_node(self, node: ConnectedNode) -> None:
+        """A node answers a ping, reports that a process has ended, or is gone."""
+        news = node.receive()
+        if self._closing:
+            return
+        if news is None:
+            self._lose(node.lost_error())
+        elif isinstance(news, ProcessEnded):
+            name = self._config.process_name(news.process)
+            self._lose(node.process_error(news.process, name))
 
     def _handle_event(self, process: ShardProcess) -> None:
         """News of a shard; none is the event of its end."""
@@ -294,13 +350,15 @@ class WorkerGroup:
         event = messages.decode_event(message)
         if isinstance(event, messages.Failed):
             kind = getattr(errors, event.kind, ShardError)
-            self._lose(kind(f"{process.name}: {event.cause}", event.remedy or _SEE_LOG))
+            self._lose(kind(f"{process.name}: {event.cause}", event.remedy or SEE_LOG))
         elif isinstance(event, messages.AdapterPrepared):
             error = TgiError(event.cause, event.remedy) if event.cause else None
             with self._changed:
                 pending = self._pending_adapters.get(event.adapter_id)
             if pending is not None:  # else another shard has failed to read it
                 pending.answer(error)
+        elif isinstance(event, messages.StoreSet | messages.StoreGet):
+            self._store.handle(event, process.events)
         elif isinstance(event, messages.Loaded):
             with self._changed:
                 process.loaded = True
@@ -309,14 +367,14 @@ class WorkerGroup:
             process.unanswered = 0
 
     def _tick(self) -> None:
-        """Ping all shards; end them if one has not answered for too long."""
+        """Ping all shards and nodes; end them if one has not answered for too long."""
         limit = UNANSWERED if self._serving else UNANSWERED_AT_START
-        for process in self.processes:
-            if process.unanswered >= limit:
-                cause = f"{process.name} has not answered for {limit * PING_SECONDS:g} s"
+        for other in self._others():
+            if other.unanswered >= limit:
+                cause = f"{other.name} has not answered for {limit * PING_SECONDS:g} s"
                 self._lose(ShardError(cause, "it was stopped, or it hangs"))
                 return
-            process.ping()
+            other.ping()
         ticks = self._step_ticks
         if ticks is not None and self._serving and self.shard.device.type == "cuda":
             self._step_ticks = ticks + 1
@@ -329,23 +387,3 @@ def _log_level() -> str:
     """The name of this process's log level."""
     level = log.getEffectiveLevel()
     return next((name for name in LEVELS if getattr(logging, name, 0) >= level), LEVELS[-1])
-
-
-class _PendingAdapter:
-    """An adapter that all shards read: a future of their answers."""
-
-    def __init__(self, shards: int) -> None:
-        self.future: Future[None] = Future()
-        self._missing = shards
-        self._lock = threading.Lock()
-
-    def answer(self, error: BaseException | None) -> None:
-        """Count a shard that has read it, or fail with the error of one that could not."""
-        with self._lock:
-            self._missing -= 1
-            if self.future.done():
-                return
-            if error is not None:
-                self.future.set_exception(error)
-            elif not self._missing:
-                self.future.set_result(None)

@@ -1,8 +1,9 @@
 """The process of another shard or stage: executes commands of shard 0 until shard 0 is gone.
 
-Started by :mod:`tgi_cli.worker.tensor_parallel.group` with two inherited sockets. The main thread
-executes commands; another answers pings from the start. Signals that end a service are shard 0's
-to handle: this process ends when its sockets close, for whatever reason.
+Started by :mod:`tgi_cli.worker.tensor_parallel.group` with two inherited sockets, or on another
+node by :mod:`tgi_cli.worker.tensor_parallel.node_agent`, to connect two itself. The main thread
+executes commands; another answers pings from the start. Signals that end a service are shard 0's to
+handle: this process ends when its sockets close, for whatever reason.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ from __future__ import annotations
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 from concurrent.futures import Future
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.logging import dump_on_signal, setup
 from tgi_cli.process.framing import Channel
+from tgi_cli.process.spawn import read_config
 from tgi_cli.worker.tensor_parallel import messages
+from tgi_cli.worker.tensor_parallel.process_link import ProcessLink
 
 if TYPE_CHECKING:
+    from tgi_cli.config import EngineConfig
+    from tgi_cli.worker.tensor_parallel.stores import RemoteStore
     from tgi_cli.worker.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -39,21 +43,34 @@ _PING_TIMEOUT = 5.0
 
 
 def main() -> NoReturn:
-    """``python -m tgi_cli.worker.tensor_parallel.main COMMANDS_FD EVENTS_FD``."""
+    """``python -m tgi_cli.worker.tensor_parallel.main COMMANDS_FD EVENTS_FD``, or ``LINK_FD``.
+
+    ``LINK_FD`` has a :class:`ProcessLink`.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    commands, events = (Channel(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
+    commands: Channel
+    events: Channel
+    host = ""
+    link = None
+    if len(sys.argv) == 2:
+        link = read_config(int(sys.argv[1]), ProcessLink)
+        commands, events = link.connect("commands"), link.connect("events")
+        host = commands.own_address
+    else:
+        commands, events = (Channel(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     first = commands.receive()
     if first is None:
         os._exit(ExitCode.OK)
     assignment = messages.decode_assignment(first)
     config = assignment.config
+    if link is not None:
+        config = replace(config, model_path=link.model_path)
     setup(config.process_name(assignment.process), assignment.log_level, config.json_output)
     dump_on_signal()
-    folder = Path(assignment.folder)
-    threading.Thread(target=_answer, args=(events, folder), name="events", daemon=True).start()
+    receiver = _EventReceiver(events)
     try:
-        worker = _load(assignment, folder, events)
+        worker = _load(config, assignment.process, receiver, host)
         while (command := commands.receive()) is not None:
             _execute(messages.decode_command(command), worker, events)
     except TgiError as error:
@@ -67,19 +84,20 @@ def main() -> NoReturn:
     os._exit(ExitCode.OK)
 
 
-def _load(assignment: messages.ShardAssignment, folder: Path, events: Channel) -> ModelWorker:
+def _load(config: EngineConfig, number: int, receiver: _EventReceiver, host: str) -> ModelWorker:
     """Load, connect and warm up, as shard 0 does."""
-    from tgi_cli.device.distributed import Shard, device_of
+    from tgi_cli.device.distributed import LOOPBACK, Shard, device_of
     from tgi_cli.worker.factory import make_worker
     from tgi_cli.worker.tensor_parallel.group import CONNECT_SECONDS, START_SECONDS
+    from tgi_cli.worker.tensor_parallel.stores import RemoteStore
 
-    config = assignment.config
-    device = device_of(config.device, assignment.process)
+    device = device_of(config.device, config.device_index(number))
     stages = config.pipeline_parallel_size
-    shard = Shard.of_process(assignment.process, config.num_shard, stages, device)
+    shard = Shard.of_process(number, config.num_shard, stages, device, config.nnodes)
     worker = make_worker(config, shard)
-    events.send(messages.encode(messages.Loaded()))
-    shard.connect(folder, CONNECT_SECONDS)
+    store = receiver.store = RemoteStore(receiver.events)
+    receiver.events.send(messages.encode(messages.Loaded()))
+    shard.connect(store, CONNECT_SECONDS, host or LOOPBACK)
     shard.set_timeout(START_SECONDS)
     worker.warmup()
     return worker
@@ -105,25 +123,42 @@ def _execute(command: messages.Command, worker: ModelWorker, events: Channel) ->
         worker.forget_adapter(command.adapter_id)
 
 
-def _answer(events: Channel, folder: Path) -> None:
-    """Send pings back; end the process when shard 0 has closed the channel, or died.
+class _EventReceiver:
+    """Receives what shard 0 sends at any time, in a thread.
 
-    A process that shard 0 has forked may hold the channel open: then the parent has changed.
+    Attributes:
+        events: the channel.
+        store: takes the values that come on it.
     """
-    parent = os.getppid()
-    try:
-        while True:
-            while not select.select([events], [], [], _PING_TIMEOUT)[0]:
-                if os.getppid() != parent:
-                    raise ConnectionError
-            ping = events.receive()
-            if ping is None:
-                break
-            events.send(ping)
-    except OSError:
-        log.debug("shard 0 is gone")
-    shutil.rmtree(folder, ignore_errors=True)  # shard 0 removes it otherwise
-    os._exit(ExitCode.OK)
+
+    def __init__(self, events: Channel) -> None:
+        self.events = events
+        self.store: RemoteStore | None = None
+        threading.Thread(target=self._receive_all, name="events", daemon=True).start()
+
+    def _receive_all(self) -> None:
+        """Send pings back; end the process when shard 0 has closed the channel, or died.
+
+        A process that shard 0 has forked may hold the channel open: then the parent has changed.
+        """
+        parent = os.getppid()
+        try:
+            while True:
+                while not select.select([self.events], [], [], _PING_TIMEOUT)[0]:
+                    if os.getppid() != parent:
+                        raise ConnectionError
+                message = self.events.receive()
+                if message is None:
+                    break
+                event = messages.decode_event(message)
+                if isinstance(event, messages.StoreValue):
+                    assert self.store is not None
+                    self.store.put(event.key, event.value)
+                else:
+                    self.events.send(message)
+        except (OSError, ValueError):
+            log.debug("shard 0 is gone")
+        os._exit(ExitCode.OK)
 
 
 def _fail(events: Channel, failed: messages.Failed) -> NoReturn:

@@ -1,7 +1,8 @@
 """Messages between shard 0 and the other shards of a model: msgpack, never pickle.
 
 Each shard has two channels: commands, which all shards execute in the same order, and events,
-which go both ways at any time. https://jcristharif.com/msgspec/
+which go both ways at any time. They are pairs of sockets on one machine, and authenticated
+connections between machines (:mod:`tgi_cli.worker.tensor_parallel.node_messages`). https://jcristharif.com/msgspec/
 """
 
 from __future__ import annotations
@@ -18,14 +19,10 @@ from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
 
 
 class ShardAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """The first message: what to load, as which process (:meth:`Shard.of_process`).
-
-    Shards connect in ``folder`` (:meth:`tgi_cli.device.distributed.Shard.connect`).
-    """
+    """The first message: what to load, as which process (:meth:`Shard.of_process`)."""
 
     process: int
     config: EngineConfig
-    folder: str
     log_level: str
 
 
@@ -76,7 +73,27 @@ class AdapterPrepared(msgspec.Struct, frozen=True, array_like=True, tag=3):
     remedy: str = ""
 
 
-Event = Ping | Loaded | Failed | AdapterPrepared
+class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A value for the processes' store (:mod:`tgi_cli.worker.tensor_parallel.stores`)."""
+
+    key: str
+    value: bytes
+
+
+class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The shard asks shard 0 for a value."""
+
+    key: str
+
+
+class StoreValue(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The answer, once there is such a value."""
+
+    key: str
+    value: bytes
+
+
+Event = Ping | Loaded | Failed | AdapterPrepared | StoreSet | StoreGet | StoreValue
 
 
 def _convert(kind: type, value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tgi_cli.engine.messages import EngineInfo
@@ -70,7 +71,7 @@ class ShardedWorker:
         return capacity
 
     def info(self) -> EngineInfo:
-        return self._own.info()
+        return replace(self._own.info(), nodes=self._group.places())
 
     def read_bytes(self, rows: int) -> int:
         """Bytes of weights that a decode of ``rows`` sequences reads, over all shards."""
