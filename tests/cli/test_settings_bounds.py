@@ -56,6 +56,28 @@ def test_an_absurd_value_is_a_usage_error(
         assert len(error) < 500
 
 
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_no_value_has_a_nul_character(setting: Setting) -> None:
+    """As one in a configuration file may."""
+    with pytest.raises(ValueError, match=r"has a NUL character|is not one of"):
+        setting.kind.read("a\0b")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [setting for setting in SETTINGS if setting.kind.type is Path],
+    ids=lambda setting: setting.name,
+)
+def test_an_empty_path_is_not_the_current_folder(setting: Setting) -> None:
+    with pytest.raises(ValueError, match="the path is empty"):
+        setting.kind.read("")
+
+
+def test_an_empty_path_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["env", "--kv-cache-dir="]) == ExitCode.USAGE
+    assert "the path is empty" in capsys.readouterr().err
+
+
 def test_too_many_shards_are_rejected_before_any_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -156,11 +156,11 @@ async def test_disconnected_clients_are_logged_as_dropped(
 ) -> None:
     engine.gate = asyncio.Semaphore(1)
     async with (
-        httpx.AsyncClient(base_url=url) as there,
+        httpx.AsyncClient(base_url=url, timeout=60) as there,
         there.stream("POST", "/generate_stream", json={"inputs": SECRET}) as answer,
     ):
         await anext(answer.aiter_bytes())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not lines():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     (line,) = lines()

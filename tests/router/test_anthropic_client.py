@@ -40,7 +40,7 @@ def engine(text: TextBundle) -> FakeEngine:
 
 @pytest.fixture
 def claude(url: str) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=url, api_key="-", max_retries=0, timeout=10)
+    return anthropic.AsyncAnthropic(base_url=url, api_key="-", max_retries=0, timeout=60)
 
 
 async def test_create(claude: anthropic.AsyncAnthropic) -> None:

@@ -132,7 +132,7 @@ async def test_two_authorization_headers_on_the_wire_are_401(
     reader, writer = await asyncio.open_connection(host, int(port))
     lines = "".join(f"{name}: {value}\r\n" for name, value in given)
     writer.write(f"GET /info HTTP/1.1\r\nhost: x\r\n{lines}connection: close\r\n\r\n".encode())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
     writer.close()
 
@@ -276,7 +276,7 @@ async def test_openais_client_sends_the_key(url: str) -> None:
 
 
 async def test_a_large_body_without_a_key_does_not_break_the_connection(url: str) -> None:
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         refused = await client.post("/generate", json={"inputs": "x" * 1_000_000})
         assert refused.status_code == 401
         answer = await client.post(

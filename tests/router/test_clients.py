@@ -17,13 +17,13 @@ USER = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def ai(url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
 
 
 class TestHuggingFaceHub:
     @pytest.fixture
     def hub(self, url: str) -> AsyncInferenceClient:
-        return AsyncInferenceClient(url, timeout=10)
+        return AsyncInferenceClient(url, timeout=60)
 
     async def test_text_generation(self, hub: AsyncInferenceClient, engine: FakeEngine) -> None:
         """It posts to ``/``, which prepends the prompt by default."""
@@ -48,7 +48,7 @@ class TestHuggingFaceHub:
         engine.reply_with("worse", "better")
         engine.chances = [-2.0, -1.0]
         answer = await asyncio.to_thread(
-            lambda: InferenceClient(url, timeout=10).text_generation(
+            lambda: InferenceClient(url, timeout=60).text_generation(
                 "the fox",
                 best_of=2,
                 do_sample=True,
@@ -98,7 +98,7 @@ class TestHuggingFaceHub:
 
     async def test_sync(self, url: str) -> None:
         def call() -> tuple[str, str]:
-            client = InferenceClient(url, timeout=10)
+            client = InferenceClient(url, timeout=60)
             pieces = client.text_generation("hi", stream=True)
             return client.text_generation("hi"), "".join(pieces)
 

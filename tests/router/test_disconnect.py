@@ -41,7 +41,7 @@ CASES = [
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -83,7 +83,7 @@ async def test_connected_clients_are_not_cancelled(
     url: str, engine: FakeEngine, state: RouterState
 ) -> None:
     """Two requests on one connection: the watcher of the first must not swallow the second."""
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for route, body in CASES * 2:
             assert (await client.post(route, json=body)).status_code == 200
     assert engine.cancelled == []
@@ -97,7 +97,7 @@ async def test_silent_streams_get_keep_alive_comments(
     engine.gate = asyncio.Semaphore(1)
     seen = b""
     async with (
-        httpx.AsyncClient(base_url=url) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
         client.stream("POST", "/generate_stream", json={"inputs": "hi"}) as answer,
     ):
         async for chunk in answer.aiter_bytes():

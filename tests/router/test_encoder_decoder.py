@@ -103,7 +103,7 @@ class TestLanguages:
     ) -> None:
         id_of = text.tokenizer.backend.token_to_id
         engine.play([id_of("deu_Latn"), id_of("\u2581fox"), id_of("es"), 1])
-        client = AsyncInferenceClient(url, timeout=10)
+        client = AsyncInferenceClient(url, timeout=60)
         answer = await client.translation("the fox", src_lang="eng_Latn", tgt_lang="zho_Hans")
         assert answer.translation_text == "foxes"
         assert engine.requests[0].first_id == id_of("zho_Hans")

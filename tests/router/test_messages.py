@@ -799,8 +799,10 @@ async def test_silent_streams_get_pings_behind_the_first_event(
     engine.gate = asyncio.Semaphore(0)
 
     async def release() -> None:
-        await asyncio.sleep(0.2)
         assert engine.gate is not None
+        while not engine.requests:  # noqa: ASYNC110 (rendering the chat may take a while)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
         engine.gate.release()
         await asyncio.sleep(0.2)
         for _ in range(20):

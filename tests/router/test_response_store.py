@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -133,7 +132,7 @@ def engine(text: TextBundle) -> FakeEngine:
 
 @pytest.fixture
 def ai(url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
 
 
 async def post(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
@@ -358,12 +357,10 @@ class TestDisabled:
 
 
 async def until(client: httpx.AsyncClient, response_id: str, *statuses: str) -> dict[str, Any]:
-    for _ in range(500):
-        found = await get(client, response_id)
-        if found["status"] in statuses:
-            return found
-        await asyncio.sleep(0.01)
-    raise AssertionError(found["status"])
+    async with asyncio.timeout(60):
+        while (found := await get(client, response_id))["status"] not in statuses:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return found
 
 
 class TestBackground:
@@ -516,10 +513,9 @@ async def test_openais_client_manages_responses(ai: openai.AsyncOpenAI) -> None:
     assert first.usage is not None
     assert count.input_tokens == first.usage.input_tokens
     begun = await ai.responses.create(model="tgi", input="hi", background=True)
-    for _ in itertools.repeat(None, 500):
-        if (await ai.responses.retrieve(begun.id)).status == "completed":
-            break
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while (await ai.responses.retrieve(begun.id)).status != "completed":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     assert (await ai.responses.cancel(begun.id)).status == "completed"
     await ai.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):

@@ -44,7 +44,7 @@ def engine(text: TextBundle) -> FakeEngine:
 
 @pytest.fixture
 def ai(url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
 
 
 async def post(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
 
 SMALL: dict[str, Any] = {"max_input_tokens": 7, "max_total_tokens": 8, "max_batch_total_tokens": 32}
-MAX_SECONDS = 20.0
+MAX_SECONDS = 60.0
 
 
 def native(adapter_id: str | None = None, new_tokens: int = 3, words: int = 1) -> dict[str, Any]:

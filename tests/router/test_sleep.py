@@ -19,7 +19,7 @@ from tgi_cli.router.launcher_connection import LauncherConnection
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import Adapter, AdapterError, Adapters
 
-MAX_SECONDS = 20.0
+MAX_SECONDS = 60.0
 BODY: dict[str, Any] = {"inputs": "hello", "parameters": {"max_new_tokens": 2}}
 
 

@@ -218,7 +218,7 @@ async def test_invalid_grammars_are_refused(
 async def test_exploding_grammar_is_refused_without_delaying_others(
     url: str, state: RouterState
 ) -> None:
-    limits = Limits(processes=1, seconds=1.0, megabytes=4096)
+    limits = Limits(processes=1, seconds=2.0, megabytes=4096)
     ends = state.client.info.eos_token_ids
     state.generator.grammars = GrammarChecker(state.text.tokenizer, ends, limits)
     done: list[str] = []
@@ -237,14 +237,14 @@ async def test_exploding_grammar_is_refused_without_delaying_others(
             done.append("other")
         answer = await task
         assert answer.status_code == 422
-        assert "it takes more than 1 s to compile" in answer.json()["error"]
+        assert "it takes more than 2 s to compile" in answer.json()["error"]
         assert "other" in done[: done.index("bomb")]
         good = {"inputs": "hi", "parameters": {"grammar": NATIVE[0]}}
         assert (await client.post("/generate", json=good)).status_code == 200
 
 
 async def test_too_many_compilations_are_429(client: httpx.AsyncClient, state: RouterState) -> None:
-    limits = Limits(processes=1, seconds=1.0, megabytes=4096, wait_seconds=0.1)
+    limits = Limits(processes=1, seconds=2.0, megabytes=4096, wait_seconds=0.1)
     state.generator.grammars = GrammarChecker(state.text.tokenizer, [1], limits)
     bodies = [{**TEXT, "guided_json": schema} for schema in (BOMB, SCHEMA)]
     first, second = await asyncio.gather(
@@ -488,7 +488,7 @@ class TestTools:
 
 async def test_clients_can_constrain_answers(url: str, engine: FakeEngine) -> None:
     engine.reply_with('{"a": 1}')
-    ai: Any = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
+    ai: Any = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
     whole = await ai.chat.completions.create(
         model="tgi",
         messages=[{"role": "user", "content": "hi"}],
@@ -499,7 +499,7 @@ async def test_clients_can_constrain_answers(url: str, engine: FakeEngine) -> No
     )
     assert whole.choices[0].message.content == '{"a": 1}'
     assert allows(engine, PERSON)
-    hub: Any = AsyncInferenceClient(url, timeout=10)
+    hub: Any = AsyncInferenceClient(url, timeout=60)
     await hub.text_generation("hi", grammar={"type": "regex", "value": "[0-9]+"})
     assert allows(engine, "12")
     await hub.chat_completion(

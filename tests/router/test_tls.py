@@ -37,7 +37,9 @@ async def port(app: Starlette, config: RouterConfig, files: CertificateFiles) ->
 
 async def test_requests_and_streams_work_over_tls(port: int, files: CertificateFiles) -> None:
     trust = ssl.create_default_context(cafile=str(files.authority))
-    async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=trust) as client:
+    async with httpx.AsyncClient(
+        base_url=f"https://127.0.0.1:{port}", verify=trust, timeout=60
+    ) as client:
         assert (await client.get("/health")).status_code == 200
         answer = await client.post("/generate_stream", json={"inputs": "hi"})
         assert answer.text.startswith("data: {")

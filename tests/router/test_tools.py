@@ -75,7 +75,7 @@ def engine(text: TextBundle) -> FakeEngine:
 
 @pytest.fixture
 def ai(url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
 
 
 def prompt_of(engine: FakeEngine) -> str:
@@ -485,7 +485,7 @@ class TestClients:
 
     async def test_client_of_huggingface_hub_gets_calls(self, url: str, engine: FakeEngine) -> None:
         engine.reply_with(ANSWER)
-        hub = AsyncInferenceClient(url, timeout=10)
+        hub = AsyncInferenceClient(url, timeout=60)
         answer = await hub.chat_completion(USER, tools=[TOOL], tool_choice="auto")
         found = answer.choices[0].message
         assert found.reasoning == "Hm."

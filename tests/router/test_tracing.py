@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.router.fakes import FakeEngine
 from tests.tools.otlp_collector import Collector, attributes, collecting
+from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.tracing import tgi_duration
 from tgi_cli.router.state import RouterState
 
@@ -184,18 +186,25 @@ async def test_chats_and_samples(
 
 
 async def test_a_client_that_leaves_ends_the_spans(
-    url: str, engine: FakeEngine, state: RouterState, collector: Collector
+    url: str,
+    engine: FakeEngine,
+    state: RouterState,
+    collector: Collector,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, access_log.__name__)
     engine.gate = asyncio.Semaphore(2)
     body = {"inputs": SECRET}
     async with (
-        httpx.AsyncClient(base_url=url) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
         client.stream("POST", "/generate_stream", json=body) as answer,
     ):
         await anext(answer.aiter_lines())
-    async with asyncio.timeout(30):
-        while not engine.cancelled:  # noqa: ASYNC110 (it has no event)
+    async with asyncio.timeout(60):
+        # The spans end when it is logged.
+        while access_log.__name__ not in {each.name for each in caplog.records}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    assert engine.cancelled
     found = await spans(state, collector, 3)
     for span in (found[0], work_of(found)):
         assert attributes(span)["error.type"] == "dropped"

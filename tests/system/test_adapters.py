@@ -19,7 +19,7 @@ from tests.system.conftest import StartServer
 from tests.system.test_serve import errors_in
 from tests.tools.checkpoints import make_llama
 from tests.tools.lora_adapters import make_adapter
-from tests.tools.server_process import ServerProcess
+from tests.tools.server_process import ServerProcess, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
@@ -168,6 +168,7 @@ async def test_a_stream_outlives_the_unloading_of_its_adapter(
 
 
 def test_the_line_to_try_brings_the_key(server: ServerProcess) -> None:
+    poll(lambda: "\n  curl " in server.log, 60, "the line comes, behind the ready line")
     line = next(line for line in server.log.splitlines() if line.strip().startswith("curl "))
     done = subprocess.run(
         ["bash", "-c", f"{line} -sS"],

@@ -96,7 +96,7 @@ def agents(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return httpx.get(f"{url}/health", timeout=60).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -23,7 +23,7 @@ from tests.tools.chat_server import (
     text_reply,
     usage,
 )
-from tests.tools.process_tree import descendants_of
+from tests.tools.process_tree import descendants_of, is_gone
 from tests.tools.server_process import ServerProcess, poll
 from tests.tools.terminal import Terminal
 from tgi_cli.errors import ExitCode
@@ -144,7 +144,7 @@ def test_a_signal_ends_it_with_its_server(
     _, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert err == b""
-    poll(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 30, "they end")
+    poll(lambda: all(map(is_gone, children)), 60, "they end")
 
 
 def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Pa
         assert children
         terminal.type("\x04")
         assert terminal.wait() == ExitCode.OK
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    poll(lambda: all(map(is_gone, children)), 60, "they end")
     history = Path(variables["XDG_STATE_HOME"]) / "tgi" / "chat_history"
     assert "+How do I open a file?" in history.read_text()
 

@@ -33,11 +33,14 @@ def test_the_server_of_a_file(start_server: StartServer, tmp_path: Path) -> None
     server.wait_ready()
 
     limits = dict(word[2:].split("=") for word in arguments if "=" in word)
-    found = httpx.get(f"{server.url}/info", headers={"authorization": "Bearer sk-1"}).json()
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        found = client.get("/info", headers={"authorization": "Bearer sk-1"}).json()
+        refused = client.get("/info")
+        metrics = client.get("/metrics").text
     assert found["max_total_tokens"] == int(limits["max-total-tokens"])
-    assert httpx.get(f"{server.url}/info").status_code == 401
+    assert refused.status_code == 401
     cached = f"tgi_batch_max_total_tokens {limits['max-batch-total-tokens']}\n"
-    assert cached in httpx.get(f"{server.url}/metrics").text
+    assert cached in metrics
 
     check = service["healthcheck"]["test"][2:]
     for port, status in ((urlsplit(server.url).port, 0), (1, 1)):

@@ -79,7 +79,7 @@ class Server:
         return descendants_of(self.process.process.pid)
 
     def assert_nothing_is_left(self, processes: list[int]) -> None:
-        poll(lambda: all(is_gone(pid) for pid in processes), 30, "the processes end")
+        poll(lambda: all(is_gone(pid) for pid in processes), 60, "the processes end")
         assert list(self.process.runtime.iterdir()) == []
         assert list(self.temporary.iterdir()) == []
 
@@ -134,7 +134,7 @@ def assert_told(outcomes: list[Outcome], count: int, *causes: str) -> None:
 
 def assert_unwell(server: Server) -> None:
     """New requests are sent elsewhere meanwhile."""
-    poll(lambda: server.health() == 503, 20, "/health says 503")
+    poll(lambda: server.health() == 503, 60, "/health says 503")
     for form in ROUTES:
         refused = server.ask(form, 5)
         assert refused.status_code == 503, refused.text
@@ -217,7 +217,7 @@ def test_a_launcher_killed_while_it_waits_to_start_again_leaves_nothing(start: S
     server = start(1)
     processes = server.everything()
     os.kill(server.shard, signal.SIGKILL)
-    poll(lambda: "restarting it" in server.process.log, 30, "it is lost")
+    poll(lambda: "restarting it" in server.process.log, 60, "it is lost")
     processes += server.everything()
     server.process.process.kill()
     server.process.process.wait()

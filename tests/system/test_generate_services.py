@@ -173,7 +173,7 @@ def test_tgis_own_programs_find_each_other() -> None:
             assert shard.poll() is None
             assert router.poll() is None
             with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+                return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
             return False
 
         poll(healthy, START_SECONDS, "the router is healthy")

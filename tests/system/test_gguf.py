@@ -53,7 +53,7 @@ def server(folder: Path, file: Path) -> Iterator[ServerProcess]:
 
 
 def test_a_tag_of_the_hub_is_served(server: ServerProcess) -> None:
-    info = httpx.get(f"{server.url}/info").json()
+    info = httpx.get(f"{server.url}/info", timeout=60).json()
     assert info["model_id"] == "org/demo:q8_0"
     assert "mmproj-F16.gguf is ignored" in server.log
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8, "details": True}}

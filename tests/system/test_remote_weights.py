@@ -90,7 +90,7 @@ def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
             before = ask(client, turn)
             prompt = before["usage"]["prompt_tokens"]
             blocks = (prompt + 24 - 1) // 16
-            poll(lambda: len([*kept.glob("*.kv")]) >= blocks, 30, "all blocks are written")
+            poll(lambda: len([*kept.glob("*.kv")]) >= blocks, 60, "all blocks are written")
 
             ask(client, "x = ", OTHER)  # goes to the replica whose cache is empty
             written = [blocks_by_event(client, replica)["written"] for replica in range(2)]
@@ -99,7 +99,7 @@ def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
             def restart() -> None:
                 for pid in model_servers(server):
                     os.kill(pid, signal.SIGKILL)
-                poll(lambda: client.get("/health").status_code == 503, 20, "/health says 503")
+                poll(lambda: client.get("/health").status_code == 503, 60, "/health says 503")
                 poll(lambda: '"ok"' in client.get("/health").text, 90, "both are healthy again")
 
             restart()

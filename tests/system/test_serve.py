@@ -47,7 +47,7 @@ def errors_in(log: str) -> list[str]:
 @pytest.mark.tgi_pain(3)
 def test_the_bundled_model_is_served_and_said_so(server: ServerProcess) -> None:
     assert f"no model named: serving the bundled miniature model, {demo.MODEL_ID}" in server.log
-    assert server.log.count("ready: ") == 2, "the launcher's and the model server's"
+    poll(lambda: server.log.count("ready: ") == 2, 60, "the launcher and the model server are")
     body = LONG | {"parameters": {"max_new_tokens": 5}}
     answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
     assert answer.status_code == 200
@@ -55,6 +55,7 @@ def test_the_bundled_model_is_served_and_said_so(server: ServerProcess) -> None:
 
 
 def test_the_line_to_try_works_as_it_is(server: ServerProcess) -> None:
+    poll(lambda: "\n  curl " in server.log, 60, "the line comes, behind the ready line")
     line = next(line for line in server.log.splitlines() if line.strip().startswith("curl "))
     done = subprocess.run(["bash", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -153,7 +154,7 @@ def test_a_killed_launcher_leaves_no_orphan(start_server: StartServer) -> None:
         next(events(response))
         server.process.kill()
         server.process.wait()
-        poll(lambda: all(is_gone(pid) for pid in children), 30, "the children end")
+        poll(lambda: all(is_gone(pid) for pid in children), 60, "the children end")
     assert_nothing_is_left(server, children)
 
 

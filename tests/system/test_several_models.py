@@ -79,16 +79,15 @@ def test_requests_for_two_models_are_served_by_one_at_a_time(
         loaded = next(name for name in listed if listed[name]["status"]["value"] == "loaded")
         assert complete(client, loaded, SAMPLED) == (200, loaded)
         check_trace(collector, loaded)
-        lines = [json.loads(line) for line in server.log.splitlines()]
-        assert {line.get("model") for line in lines} == {None, "first", "second"}
-        served = {
-            line["model"]
-            for line in lines
-            if line["fields"]["message"] == "request"
-            if "model" in line
-        }
-        assert served == {"first", "second"}
 
+        def served() -> set[str]:
+            """The models whose requests are logged."""
+            lines = [json.loads(line) for line in server.log.splitlines()]
+            assert {line.get("model") for line in lines} <= {None, "first", "second"}
+            requests = [line for line in lines if line["fields"]["message"] == "request"]
+            return {line["model"] for line in requests if "model" in line}
+
+        poll(lambda: served() == {"first", "second"}, 60, "requests of both are logged")
         processes = descendants_of(server.process.pid)
         assert processes
         os.kill(server.process.pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ import torch
 from tests.system.conftest import StartServer
 from tests.system.test_serve import assert_nothing_is_left, errors_in, events
 from tests.tools.checkpoints import make_llama
-from tests.tools.process_tree import is_gone
+from tests.tools.process_tree import is_gone, shard_process_of
 from tests.tools.server_process import ServerProcess, kill, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
@@ -43,9 +43,7 @@ class Sharded:
         self.server = server
         self.temporary = temporary
         self.model_server = server.child("model-server")
-        (self.other_shard,) = [
-            pid for pid in children_of(self.model_server) if "tensor_parallel" in command_of(pid)
-        ]
+        self.other_shard = shard_process_of(self.model_server)
 
     @property
     def processes(self) -> list[int]:
@@ -54,16 +52,6 @@ class Sharded:
     def assert_nothing_is_left(self, processes: list[int]) -> None:
         assert_nothing_is_left(self.server, processes)
         assert list(self.temporary.iterdir()) == []
-
-
-def children_of(pid: int) -> list[int]:
-    """Of any of its threads."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for listed in lists for child in listed.read_text().split()]
-
-
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +148,7 @@ def test_a_killed_model_server_leaves_no_shard(sharded: Sharded) -> None:
         os.kill(sharded.model_server, signal.SIGKILL)
         assert "error" in list(stream)[-1], "it does not end as if it were complete"
         assert sharded.server.wait() == ExitCode.SHARD_FAILED
-    poll(lambda: all(is_gone(pid) for pid in processes), 30, "the shards end")
+    poll(lambda: all(is_gone(pid) for pid in processes), 60, "the shards end")
     assert errors_in(sharded.server.log) == ["error: the model server was killed by SIGKILL"]
     sharded.assert_nothing_is_left(processes)
 

@@ -60,7 +60,7 @@ def test_an_idle_server_sleeps_and_a_request_wakes_it(
         before = {name: tokens(client, name) for name in (None, "one")}
         router = server.child("router")
         poll(lambda: sleeping(client), WAKE_SECONDS, "it sleeps")
-        poll(lambda: server.children() == [router], 20, "the model server is gone")
+        poll(lambda: server.children() == [router], 60, "the model server is gone")
         assert client.get("/health").json() == {"status": "asleep"}
         assert "tgi_engine_asleep 1" in client.get("/metrics").text
 

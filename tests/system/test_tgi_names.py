@@ -96,7 +96,7 @@ def test_a_launcher_and_a_second_router_on_its_shard(folder: Path, start: Start)
     )
     wanted = answers(port, launcher)
     assert isinstance(wanted[0]["generated_text"], str)
-    info = httpx.get(f"http://127.0.0.1:{port}/info").json()
+    info = httpx.get(f"http://127.0.0.1:{port}/info", timeout=60).json()
     assert (info["max_input_tokens"], info["max_total_tokens"]) == (100, 200)
     router = start(
         "text-generation-router",
@@ -104,7 +104,8 @@ def test_a_launcher_and_a_second_router_on_its_shard(folder: Path, start: Start)
         *("--port", str(second), "--max-input-tokens", "50", "--max-batch-size", "3"),
     )
     assert answers(second, router) == wanted
-    assert httpx.get(f"http://127.0.0.1:{second}/info").json()["max_input_tokens"] == 50
+    info = httpx.get(f"http://127.0.0.1:{second}/info", timeout=60).json()
+    assert info["max_input_tokens"] == 50
     for process in (router, launcher):
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_SECONDS) == 0

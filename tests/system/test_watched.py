@@ -85,7 +85,7 @@ def test_a_request_is_counted_logged_and_traced(
     headers = bearer(SECOND) | parent | {"x-request-id": "the-one"}
     assert client.post("/generate", json=body, headers=headers).status_code == 200
 
-    poll(lambda: [r for r in requests_in(watched) if "the-one" in str(r)], 10, "it is logged")
+    poll(lambda: [r for r in requests_in(watched) if "the-one" in str(r)], 60, "it is logged")
     (line,) = [r["fields"] for r in requests_in(watched) if "the-one" in str(r)]
     assert (line["route"], line["status"]) == ("/generate", 200)
     assert (line["generated_tokens"], line["finish_reason"]) == (7, "length")
@@ -93,6 +93,9 @@ def test_a_request_is_counted_logged_and_traced(
     assert line["trace_id"] == TRACE
     assert "marzipan" not in watched.log
 
+    # The engine records the duration of a step after it has passed on its tokens.
+    last = 'tgi_batch_inference_duration_count{method="decode"} 6\n'
+    poll(lambda: last in client.get("/metrics").text, 60, "the last step is counted")
     text = client.get("/metrics").text
     for name in DASHBOARD:
         assert re.search(rf"^{name}[{{ ]", text, re.MULTILINE), name

@@ -135,7 +135,7 @@ def test_two_halves_with_mutual_tls(halves: Halves) -> None:
     # The router asks for limits, which come back when the shard has warmed up, and listens then.
     poll(healthy, START_SECONDS, "it is healthy")
     assert seen[0] == 0, "nobody listens yet"
-    assert "ready: " in server.log
+    poll(lambda: "ready: " in server.log, 60, "the model server says so")
     status, text = halves.ask("/info")
     assert status == 200, server.log + router.log
     told = json.loads(text)

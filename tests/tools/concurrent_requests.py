@@ -77,13 +77,13 @@ class ConcurrentRequests:
         for thread in self._threads:
             thread.start()
 
-    def wait_until_started(self, seconds: float = 60.0, endless: bool = True) -> None:
+    def wait_until_started(self, seconds: float = 120.0, endless: bool = True) -> None:
         """Wait for the first token of each stream; with ``endless``, none may have ended."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._waiting <= 0, seconds), "not all started"
             assert not (endless and self._outcomes), self._outcomes
 
-    def outcomes(self, seconds: float = 60.0) -> list[Outcome]:
+    def outcomes(self, seconds: float = 150.0) -> list[Outcome]:
         """Outcomes of the requests that end in time; the others hang."""
         end = time.monotonic() + seconds
         for thread in self._threads:

@@ -22,7 +22,10 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").replace("\0", " ")
+    """A process's command and arguments; empty if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").replace("\0", " ")
+    return ""
 
 
 def shard_process_of(pid: int) -> int:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
+import stat
 import struct
 import threading
 import time
@@ -28,9 +30,6 @@ SUFFIX = ".kv"
 _MAGIC = b"tgi-kv\0\1"
 _HEADER = struct.Struct("<8sQ16s")
 HEADER_BYTES = _HEADER.size
-
-_MOST_BYTES = 1 << 30
-"""Of a file that is read."""
 
 _KEPT_SHARE = 0.95
 """Of the limit, to which the folder shrinks when it exceeds it."""
@@ -71,6 +70,13 @@ class BlockFiles:
         self._scan_seconds = 0.0
         self._folder_time = -1
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_mode & stat.S_IWOTH or found.st_uid not in (os.geteuid(), 0):
+            log.warning(
+                "other users may write into --kv-cache-dir %s, and so change answers: give it the "
+                "server's user as its owner, and mode 0700",
+                folder,
+            )
         self.scan()
 
     @property
@@ -103,9 +109,10 @@ class BlockFiles:
         if self._bytes + size > self._limit:
             self.shrink(int(self._limit * _KEPT_SHARE) - size)
         path = self._folder / name
-        scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
+        # A name that nobody can have made a link of.
+        scratch = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
         try:
-            descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_HEADER.pack(_MAGIC, len(payload), _checksum(name, payload)))
                 file.write(payload)
@@ -119,21 +126,29 @@ class BlockFiles:
             self._bytes += size
             self.counts[StoreEvent.WRITTEN] += 1
 
-    def read(self, name: str) -> bytes | None:
-        """The payload of a file; None if it is not there, or is not as it should be."""
+    def read(self, name: str, size: int) -> bytes | None:
+        """The payload of a file; None if it is not there, or is not as it should be.
+
+        Args:
+            size: bytes of a payload at most; of a larger file, no more are read.
+        """
+        path = self._folder / name
         try:
-            data = read_bytes(self._folder / name, _MOST_BYTES)
-        except (OSError, FileRefusedError):
+            found = path.lstat().st_size
+            data = read_bytes(path, HEADER_BYTES + size)
+        except FileRefusedError:
+            self._remove_damaged(name, found)
+            return None
+        except OSError:
             self._forget(name, 0)
             return None
         payload = data[HEADER_BYTES:]
         if len(data) >= HEADER_BYTES:
-            magic, size, checksum = _HEADER.unpack_from(data)
-            whole = magic == _MAGIC and size == len(payload)
+            magic, length, checksum = _HEADER.unpack_from(data)
+            whole = magic == _MAGIC and length == len(payload)
             if whole and checksum == _checksum(name, payload):
                 return payload
-        log.warning("%s is torn or damaged: removed", self._folder / name)
-        self._remove(name, len(data), StoreEvent.DAMAGED)
+        self._remove_damaged(name, len(data))
         return None
 
     def touch(self, names: Iterable[str]) -> None:
@@ -142,7 +157,7 @@ class BlockFiles:
         for depth, name in enumerate(names):
             with contextlib.suppress(OSError):
                 used = now - depth * 1e-3
-                os.utime(self._folder / name, (used, used))
+                os.utime(self._folder / name, (used, used), follow_symlinks=False)
 
     def scan_if_due(self) -> None:
         """Look for files that other processes have written or removed, now and then."""
@@ -163,8 +178,10 @@ class BlockFiles:
         folder_time = self._folder.stat().st_mtime_ns
         found = []
         for entry in os.scandir(self._folder):
-            with contextlib.suppress(FileNotFoundError):
-                status = entry.stat()
+            with contextlib.suppress(OSError):  # removed by another process, or not to be removed
+                status = entry.stat(follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode):
+                    continue
                 if entry.name.endswith(SUFFIX):
                     found.append((status.st_mtime, status.st_size, entry.name))
                 elif entry.name.endswith(".tmp") and _is_stale(status):
@@ -183,6 +200,10 @@ class BlockFiles:
             if self._bytes <= limit:
                 return
             self._remove(name, size, StoreEvent.EVICTED)
+
+    def _remove_damaged(self, name: str, size: int) -> None:
+        log.warning("%s is torn or damaged: removed", self._folder / name)
+        self._remove(name, size, StoreEvent.DAMAGED)
 
     def _remove(self, name: str, size: int, why: StoreEvent) -> None:
         with contextlib.suppress(OSError):

@@ -314,7 +314,7 @@ class DiskBlocks:
             if read.taken:
                 self._count(StoreEvent.SKIPPED, len(read.names) - count)
                 break
-            payload = self._files.read(name)
+            payload = self._files.read(name, self._block_bytes)
             if payload is None or len(payload) != self._block_bytes:
                 self._count(StoreEvent.MISS, len(read.names) - count)
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -84,6 +85,9 @@ def _sweep(base: Path) -> None:
     """Remove folders whose server is gone: their lock is free."""
     for folder in base.glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError):  # in use, of another user, or gone by now
+            about = folder.parent.lstat()
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+                continue  # a link may lead into any folder of this user
             if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
                 continue
             lock = os.open(folder, os.O_RDWR | os.O_CLOEXEC)

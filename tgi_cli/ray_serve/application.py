@@ -106,7 +106,8 @@ def make_application(
         serve=model, router=router, bundle=bundle, highest=config.highest, locate=locate
     )
     limit = router.payload_limit or IMAGE_PAYLOAD
-    return front.bind(engine.bind(replica), limit, router.logger_level, router.json_output)
+    engines = engine.bind(replica)
+    return front.bind(engines, limit, router.api_keys, router.logger_level, router.json_output)
 
 
 def quiet_logs() -> LoggingConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from tgi_cli.ray_serve.messages import (
 from tgi_cli.ray_serve.request_key import request_key
 from tgi_cli.router.api.openai_common import fail_stream
 from tgi_cli.router.http import errors
+from tgi_cli.router.http.auth import ApiKeys
 from tgi_cli.router.http.error_styles import (
     ANTHROPIC,
     RESPONSES,
@@ -47,6 +49,8 @@ _HEALTH_SECONDS = 5.0
 _METRICS_SECONDS = 5.0
 _OVERLOADED_SECONDS = 1
 """Retry-After when Ray's queue is full."""
+_MOST_HELD = 1 << 30
+"""Bytes of the bodies of all requests that have not been answered."""
 _HEALTH = ("/health", "/ping")
 _ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _OWN_HEADERS = frozenset([b"x-request-id", b"date", b"server"])
@@ -87,11 +91,16 @@ class FrontApp:
     Args:
         replicas: What it sends requests to.
         body_limit: Bytes of a body that are read. Replicas refuse what is larger than their limit.
+        keys: API keys, one of which clients must send. Replicas refuse who has none; here, bodies
+            of such requests are not read. Default: none is required.
     """
 
-    def __init__(self, replicas: Replicas, body_limit: int) -> None:
+    def __init__(self, replicas: Replicas, body_limit: int, keys: Sequence[str] = ()) -> None:
         self._replicas = replicas
         self._limit = body_limit
+        self._keys = ApiKeys(keys) if keys else None
+        self._held = 0
+        """Bytes of the bodies of all requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See https://asgi.readthedocs.io/en/latest/specs/www.html."""
@@ -115,8 +124,12 @@ class FrontApp:
                 "replicas on Ray do not load adapters while they run, since new ones would lack "
                 "them: start the server with --lora-adapters"
             )
-        body = await self._body(scope, receive)
-        headers: Headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+        async with self._body(scope, receive) as body:
+            await self._answer_with(body, scope, receive, send)
+
+    async def _answer_with(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        headers = _headers(scope)
         client = scope.get("client")
         request = ForwardedRequest(
             method=scope["method"],
@@ -138,17 +151,26 @@ class FrontApp:
         else:
             await self._pass_on(request, scope, send)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """The body, or its beginning if it is too large.
+    @asynccontextmanager
+    async def _body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The body, or its beginning if it is too large; empty if the key is missing or wrong.
 
         Raises:
-            ApiError: 408, it is too slow.
+            ApiError: 408, it is too slow; 429, all requests hold too much.
             ClientDisconnected: The client is gone.
         """
+        chunks: list[bytes] = []
+        try:
+            if self._keys is None or self._keys.tenant(_headers(scope)) is not None:
+                await self._read(scope, receive, chunks)
+            yield b"".join(chunks)
+        finally:
+            self._held -= sum(map(len, chunks))
+
+    async def _read(self, scope: Scope, receive: Receive, chunks: list[bytes]) -> None:
         declared = dict(scope["headers"]).get(b"content-length", b"")
         if declared.isdigit() and int(declared[:20]) > self._limit:
-            return b""  # the replica refuses it by its declared length
-        chunks: list[bytes] = []
+            return  # the replica refuses it by its declared length
         size = 0
         try:
             async with asyncio.timeout(body_seconds(self._limit)):
@@ -157,12 +179,15 @@ class FrontApp:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise errors.ClientDisconnected
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
+                    chunk = message.get("body", b"")
+                    if self._held + len(chunk) > max(_MOST_HELD, 2 * self._limit):
+                        raise errors.overloaded(_OVERLOADED_SECONDS)
+                    chunks.append(chunk)
+                    self._held += len(chunk)
+                    size += len(chunk)
                     more = message.get("more_body", False)
         except TimeoutError:
             raise errors.late_body() from None
-        return b"".join(chunks)
 
     async def _pass_on(self, request: ForwardedRequest, scope: Scope, send: Send) -> None:
         """Send the answer of the first replica that does not refuse. Raises ApiError."""
@@ -212,6 +237,10 @@ class FrontApp:
                 return Response(answer.body, answer.status, headers)
         lines = by_label("replica", _lines_by_replica(answers))
         return Response("\n".join([*lines, ""]), headers={"content-type": CONTENT_TYPE})
+
+
+def _headers(scope: Scope) -> Headers:
+    return [(bytes(name), bytes(value)) for name, value in scope["headers"]]
 
 
 def _lines_by_replica(answers: Sequence[WholeResponse]) -> dict[str, list[str]]:

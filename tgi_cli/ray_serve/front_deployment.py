@@ -45,16 +45,23 @@ class Front:
     Args:
         engine: Handle of the replicas' deployment.
         body_limit: Bytes of a body that are read.
+        keys: API keys, one of which clients must send; may be empty.
         log_level: As ``--logger-level``.
         json_output: Whether log lines are JSON.
     """
 
     def __init__(
-        self, engine: DeploymentHandle, body_limit: int, log_level: str, json_output: bool
+        self,
+        engine: DeploymentHandle,
+        body_limit: int,
+        keys: tuple[str, ...],
+        log_level: str,
+        json_output: bool,
     ) -> None:
         logging.setup("front", log_level, json_output)
         self._engine = engine
         self._body_limit = body_limit
+        self._keys = keys
 
     def __serve_build_asgi_app__(self) -> FrontApp:
-        return FrontApp(RayReplicas(self._engine), self._body_limit)
+        return FrontApp(RayReplicas(self._engine), self._body_limit, self._keys)

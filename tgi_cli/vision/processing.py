@@ -96,7 +96,7 @@ def image_processor(
     )
     try:
         return _FAMILIES[image_format.family](setup)
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _unusable(error) from error
 
 

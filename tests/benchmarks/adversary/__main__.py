@@ -6,7 +6,9 @@ For each field of each request schema, send the longest, most numerous, most dee
 unusual values that the payload limit allows; for each connection, send malformed and excessive
 HTTP. Meanwhile, one process polls /health every 2 ms, another reads a stream, and the memory of
 every server process is sampled. For checkpoints, try extreme values of each field of each file;
-for flags, extreme values of each numeric flag. Each start has its own time and memory limit.
+for families, of each further field of their config.json; for gguf, of each key and of the tensors
+of GGUF files; for images, of each field of image processors; for flags, the extremes of each flag.
+Each start has its own time and memory limit.
 
 The budget: /health responds at most 50 ms later than on an idle server, no process grows by more
 than 64 MB beyond the size of the response, no response blames the server for the request, and no
@@ -29,7 +31,8 @@ from tests.benchmarks.adversary import report
 from tests.benchmarks.adversary.measure import Bench, Budget, Result
 from tests.benchmarks.adversary.server import KEY, Server
 
-PARTS = ("requests", "protocol", "checkpoints", "flags")
+STARTS = ("checkpoints", "families", "gguf", "images", "flags")
+PARTS = ("requests", "protocol", *STARTS)
 
 
 def requests(options: argparse.Namespace, parts: list[str]) -> list[Result]:
@@ -97,7 +100,7 @@ def main() -> None:
     results: list[Result] = []
     if {"requests", "protocol"} & set(parts):
         results += requests(options, parts)
-    if {"checkpoints", "flags"} & set(parts):
+    if {*STARTS} & set(parts):
         from tests.benchmarks.adversary import starts
 
         results += starts.run(parts, lambda name: options.route in name)

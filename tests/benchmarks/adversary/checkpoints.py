@@ -133,9 +133,9 @@ def _fields(name: str, value: Any) -> Iterator[Case]:
     for path in paths:
         field = ".".join(map(str, path))
         for raw in (*NUMBERS, *OTHERS):
-            yield Case(name, field, raw[:24], _field_writer(name, value, path, lambda raw=raw: raw))
+            yield Case(name, field, raw[:24], field_writer(name, value, path, lambda raw=raw: raw))
         for kind, make in LARGE.items():
-            yield Case(name, field, kind, _field_writer(name, value, path, make))
+            yield Case(name, field, kind, field_writer(name, value, path, make))
 
 
 def _whole(name: str) -> Iterator[Case]:
@@ -204,9 +204,10 @@ def _text_writer(name: str, text: str) -> Callable[[Path], None]:
     return lambda folder: _write(folder / name, text.encode())
 
 
-def _field_writer(
+def field_writer(
     name: str, value: Any, path: tuple[Any, ...], make: Callable[[], str]
 ) -> Callable[[Path], None]:
+    """Return what writes ``value`` into a folder, with another value of one field."""
     return lambda folder: _write(folder / name, with_field(value, path, make()).encode())
 
 

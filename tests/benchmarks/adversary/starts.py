@@ -2,7 +2,8 @@
 
 Checkpoints are loaded in a child forked from a process that has imported everything. It reads all
 that a server reads at startup (config, weights, tokenizer, chat template, adapter, generation
-defaults) and generates one chat response. Flags are passed to ``tgi serve``.
+defaults) and generates one chat response; miniatures of other models generate two tokens. Flags
+are passed to ``tgi serve``: each gets the extremes of its kind.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import importlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +20,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from tests.benchmarks.adversary import checkpoints, report
+from tests.benchmarks.adversary import checkpoints, models, report
 from tests.benchmarks.adversary.measure import Result
 from tests.benchmarks.adversary.monitor import memory_of
 from tests.tools.checkpoints import make_llama
@@ -29,6 +32,7 @@ from tests.tools.process_tree import descendants_of
 from tgi_cli import demo
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.setting import SERVE
+from tgi_cli.config.settings.values import ValueKind
 from tgi_cli.errors import ExitCode, TgiError
 
 SECONDS = 15.0
@@ -47,7 +51,15 @@ _MODULES = (
 SERVED = ("eos_token_id", "bos_token_id", "max_position_embeddings", "model_max_length")
 """Fields that one process of the server sends to another; when the child accepts a number for
 one of them, the server itself is started, too."""
-WORDS = ("1000000000", "1" + "0" * 30, "1e308")
+NUMBERS = ("0", "1e-9", "1", "1000000000", "1" + "0" * 30, "1e308")
+"""Beside the bounds of a flag; the least and the largest that it takes are tried."""
+WORDS: dict[type, tuple[str, ...]] = {
+    tuple: (",".join(map(str, range(1, 4097))), "a," * 50_000),
+    list: ("a" * 100_000, "a=/none"),
+    str: ("a" * 100_000, "\x1b[2J'\"$(x)`y`\n{{ z }}%s%n"),
+    Path: ("/dev/zero", "/dev/null/a", "/proc/self"),
+}
+"""Of flags that are no numbers, by type."""
 OTHER_FLAGS: tuple[tuple[str, ...], ...] = (
     ("--config", "/dev/zero"),
     ("--config", "/dev/stdin"),
@@ -63,7 +75,7 @@ OTHER_FLAGS: tuple[tuple[str, ...], ...] = (
 
 
 def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
-    """Run the checkpoints and flags parts for the files and flags that are ``wanted``."""
+    """Run the parts that start models, for the files and flags that are ``wanted``."""
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="tgi-") as name:
         folder = Path(name)
@@ -79,6 +91,7 @@ def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
         try:
             if "checkpoints" in parts:
                 _checkpoints(folder, base, adapter, wanted, results)
+            _models(folder, parts, wanted, results)
             if "flags" in parts:
                 _flags(folder, base, wanted, results)
         except KeyboardInterrupt:
@@ -182,8 +195,7 @@ def _checkpoints(
     wanted: Callable[[str], bool],
     results: list[Result],
 ) -> None:
-    for module in _MODULES:
-        importlib.import_module(module)
+    _import_all()
     log = folder / "log"
     code, baseline, size = _child(lambda: _load(base, adapter), log)
     if code:
@@ -219,6 +231,52 @@ def _checkpoints(
             print(f"  {where}: {'; '.join(result.violations)}", file=sys.stderr)
 
 
+def _import_all() -> None:
+    for module in _MODULES:
+        importlib.import_module(module)
+
+
+def _models(
+    folder: Path, parts: Sequence[str], wanted: Callable[[str], bool], results: list[Result]
+) -> None:
+    """Run the parts of :mod:`tests.benchmarks.adversary.models`."""
+    log = folder / "log"
+    os.environ["HF_HUB_CACHE"] = str(folder / "cache" / "hub")
+    for subject in models.subjects(list(parts)):
+        _import_all()
+        base = folder / "miniature"
+        shutil.rmtree(base, ignore_errors=True)
+        subject.make(base)
+        cases = [
+            case
+            for case in subject.cases(base)
+            if wanted(f"{subject.name} {case.file} {case.field}")
+        ]
+        if not cases:
+            continue
+        code, baseline, size = _child(partial(subject.load, base), log)
+        if code:
+            raise SystemExit(f"{subject.name} itself does not load:\n{log.read_text()}")
+        print(f"{subject.name}: {len(cases)} cases ...", file=sys.stderr)
+        for case in cases:
+            copy = checkpoints.linked_copy(base, folder / "case")
+            case.write(copy)
+            code, seconds, peak = _child(partial(subject.load, copy), log)
+            result = Result(
+                f"{subject.part}: {case.file}",
+                f"{subject.name}: {case.field}",
+                case.kind,
+                {str(code): 1},
+                seconds,
+            )
+            result.growth = {"process": peak - size}
+            result.violations = list(_violations_of(code, seconds - baseline, peak - size, log))
+            results.append(result)
+            if result.violations:
+                where = f"{subject.name} {case.file} {case.field} {case.kind}"
+                print(f"  {where}: {'; '.join(result.violations)}", file=sys.stderr)
+
+
 def _violations_of(code: int, more: float, growth: int, log: Path) -> Iterator[str]:
     """Yield the violations of one start."""
     text = log.read_text(encoding="utf-8", errors="replace")
@@ -240,7 +298,7 @@ def _flags(folder: Path, base: Path, wanted: Callable[[str], bool], results: lis
     if code:
         raise SystemExit(f"the miniature cannot be served:\n{log.read_text()}")
     print(f"the miniature, served: {baseline:.1f} s, {size >> 20} MB", file=sys.stderr)
-    for flags in (*_numeric(), *OTHER_FLAGS):
+    for flags in (*of_settings(), *OTHER_FLAGS):
         if not wanted(flags[0]):
             continue
         code, seconds, peak = _serve(base, flags, log)
@@ -252,15 +310,27 @@ def _flags(folder: Path, base: Path, wanted: Callable[[str], bool], results: lis
             print(f"  {flags[0]} {flags[1][:24]}: {'; '.join(result.violations)}", file=sys.stderr)
 
 
-def _numeric() -> Iterator[tuple[str, ...]]:
-    """Yield numeric flags with the extreme values that their types can parse."""
+def of_settings() -> Iterator[tuple[str, str]]:
+    """Yield all flags with the extreme values that their kinds can parse."""
     for setting in settings_of(SERVE):
-        if setting.kind.type not in (int, float) or setting.hidden or setting.argument:
+        if setting.hidden or setting.argument or setting.alias_of:
             continue
-        for word in WORDS:
-            with contextlib.suppress(ValueError):
-                setting.kind.read(word)
-                yield setting.flag, word
+        for word in _extremes(setting.kind):
+            yield setting.flag, word
+
+
+def _extremes(kind: ValueKind) -> list[str]:
+    if kind.type not in (int, float):
+        return [] if kind.choices else [word for word in WORDS.get(kind.type, ()) if word]
+    known: dict[float, str] = {}
+    bounds = kind.parse.args if isinstance(kind.parse, partial) else ()
+    for word in (*map(str, bounds), "1MiB", "999999TiB", *NUMBERS):
+        with contextlib.suppress(ValueError):
+            value = kind.read(word)
+            if value is not None:
+                known.setdefault(value, word)
+    ends = (min(known), max(known)) if known else ()  # empty for one of a few numbers
+    return list(dict.fromkeys(known[each] for each in ends))
 
 
 def _serve(base: Path, flags: Sequence[str], log: Path) -> tuple[int, float, int]:

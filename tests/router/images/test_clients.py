@@ -25,7 +25,7 @@ def rows(engine: FakeEngine) -> list[int]:
 class TestOpenAI:
     @pytest.fixture
     def ai(self, url: str) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
+        return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
 
     async def test_chat(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
         answer = await ai.chat.completions.create(model="tgi", messages=USER)
@@ -63,7 +63,7 @@ class TestOpenAI:
 
 class TestAnthropic:
     async def test_messages(self, url: str, engine: FakeEngine) -> None:
-        claude = anthropic.AsyncAnthropic(base_url=url, api_key="-", max_retries=0, timeout=10)
+        claude = anthropic.AsyncAnthropic(base_url=url, api_key="-", max_retries=0, timeout=60)
         data = base64.b64encode(file_of(3)).decode()
         source: Any = {"type": "base64", "media_type": "image/png", "data": data}
         message = await claude.messages.create(
@@ -87,7 +87,7 @@ class TestAnthropic:
 class TestHuggingFaceHub:
     @pytest.fixture
     def hub(self, url: str) -> AsyncInferenceClient:
-        return AsyncInferenceClient(url, timeout=10)
+        return AsyncInferenceClient(url, timeout=60)
 
     async def test_chat(self, hub: AsyncInferenceClient, engine: FakeEngine) -> None:
         answer = await hub.chat_completion(USER)

@@ -214,7 +214,7 @@ async def test_health_tells_the_replicas_apart(
     assert len(engines[1].requests) == 1
     engines[1].is_healthy = False
     assert (await client.get("/health")).status_code == 503
-    for wrong in ("2", "-1", "x", ""):
+    for wrong in ("2", "-1", "x", "", "0000000009", "0" * 5000, "1" * 5000):
         assert (await client.get(f"/health?replica={wrong}")).status_code == 422
     engines[1].connected = False
     assert await generate(client) == 503

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,10 +12,22 @@ import pytest
 from msgspec import inspect
 
 from tests.benchmarks import overload, soak
-from tests.benchmarks.adversary import checkpoints, combined, protocol, report, values, web_ui
+from tests.benchmarks.adversary import (
+    checkpoints,
+    combined,
+    models,
+    protocol,
+    report,
+    starts,
+    values,
+    web_ui,
+)
 from tests.benchmarks.adversary.client import Response
 from tests.benchmarks.adversary.fields import Target, targets
 from tests.benchmarks.adversary.measure import Result
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.setting import SERVE
+from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.router.api.web_ui import assets
 from tgi_cli.router.app import ROUTES, schema
 
@@ -116,6 +129,40 @@ def test_every_field_of_a_file_is_changed_alone() -> None:
     assert paths == [("a",), ("b",), ("b", "c"), ("b", "c", 0), ("d",)]
     changed = json.loads(checkpoints.with_field(config, ("b", "c", 0), "1e3"))
     assert changed == {"a": 1, "b": {"c": [1000.0, 2]}, "d": []}
+
+
+def test_every_flag_that_takes_a_value_is_covered() -> None:
+    given = dict.fromkeys(flag for flag, _ in starts.of_settings())
+    wanted = [
+        setting.flag
+        for setting in settings_of(SERVE)
+        if not (setting.hidden or setting.argument or setting.alias_of or setting.kind.choices)
+        and setting.kind.type is not bool
+    ]
+    assert set(wanted) - given.keys() <= {"--quantize-head-bits"}, "one of a few numbers"
+
+
+def test_keys_of_gguf_files_are_covered_whether_a_file_has_them_or_not(tmp_path: Path) -> None:
+    subject = next(models.subjects(["gguf"]))
+    subject.make(tmp_path / "base")
+    cases = list(subject.cases(tmp_path / "base"))
+    fields = {case.field for case in cases}
+    assert {"tokenizer.ggml.tokens", "tokenizer.ggml.pre", "tokenizer.chat_template"} <= fields
+    assert {"llama.block_count", "llama.rope.freq_base", "(tensors)"} <= fields
+    linked = checkpoints.linked_copy(tmp_path / "base", tmp_path / "copy")
+    case = next(each for each in cases if (each.field, each.kind) == ("llama.block_count", "-1"))
+    case.write(linked)
+    assert read_gguf(linked / "model.gguf").metadata["llama.block_count"] == -1
+    assert read_gguf(tmp_path / "base" / "model.gguf").metadata["llama.block_count"] == 1
+
+
+def test_a_field_that_several_models_have_is_varied_once(tmp_path: Path) -> None:
+    first, second, *_ = models.subjects(["images"])
+    for subject in (first, second):
+        subject.make(tmp_path / subject.name)
+    fields = [{case.field for case in each.cases(tmp_path / each.name)} for each in (first, second)]
+    assert {"scale_factor", "size.longest_edge", "vision_config.patch_size"} <= fields[0]
+    assert not fields[0] & fields[1]
 
 
 def test_the_worst_of_each_route_is_shown() -> None:

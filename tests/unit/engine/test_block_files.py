@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from tgi_cli.engine import block_files
 from tgi_cli.engine.block_files import HEADER_BYTES, BlockFiles
 
 PAYLOAD = bytes(range(256)) * 4
@@ -24,10 +26,10 @@ def test_a_block_is_found_again_by_another_process(tmp_path: Path) -> None:
     name = first.name_of(b"content")
     assert not first.has(name)
     first.write(name, PAYLOAD)
-    assert first.read(name) == PAYLOAD
+    assert first.read(name, len(PAYLOAD)) == PAYLOAD
     second = files(tmp_path / "kv")
     assert second.has(name)
-    assert second.read(name) == PAYLOAD
+    assert second.read(name, len(PAYLOAD)) == PAYLOAD
     assert second.num_bytes == SIZE
     assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "kv" / name).stat().st_mode) == 0o600
@@ -46,11 +48,11 @@ def test_a_flipped_bit_is_a_miss_and_removed(tmp_path: Path, where: int) -> None
     data = bytearray((tmp_path / name).read_bytes())
     data[where] ^= 1
     (tmp_path / name).write_bytes(data)
-    assert kept.read(name) is None
+    assert kept.read(name, len(PAYLOAD)) is None
     assert not (tmp_path / name).exists()
     assert not kept.has(name)
     kept.write(name, PAYLOAD)
-    assert kept.read(name) == PAYLOAD
+    assert kept.read(name, len(PAYLOAD)) == PAYLOAD
 
 
 @pytest.mark.parametrize("length", [0, 10, HEADER_BYTES, SIZE - 1, SIZE + 1])
@@ -59,7 +61,7 @@ def test_a_torn_file_is_a_miss_and_removed(tmp_path: Path, length: int) -> None:
     name = kept.name_of(b"content")
     kept.write(name, PAYLOAD)
     os.truncate(tmp_path / name, length)
-    assert kept.read(name) is None
+    assert kept.read(name, len(PAYLOAD)) is None
     assert not (tmp_path / name).exists()
 
 
@@ -68,7 +70,7 @@ def test_a_file_under_another_name_is_a_miss(tmp_path: Path) -> None:
     one, other = kept.name_of(b"one"), kept.name_of(b"other")
     kept.write(one, PAYLOAD)
     (tmp_path / one).rename(tmp_path / other)
-    assert files(tmp_path).read(other) is None
+    assert files(tmp_path).read(other, len(PAYLOAD)) is None
 
 
 def test_the_least_recently_used_go_first_and_tails_before_heads(tmp_path: Path) -> None:
@@ -112,5 +114,59 @@ def test_a_removed_file_is_a_miss(tmp_path: Path) -> None:
     name = kept.name_of(b"content")
     kept.write(name, PAYLOAD)
     (tmp_path / name).unlink()
-    assert kept.read(name) is None
+    assert kept.read(name, len(PAYLOAD)) is None
     assert not kept.has(name)
+
+
+class TestWhereOthersMayWrite:
+    """Links and other things that somebody has put into the folder."""
+
+    def test_a_link_in_the_place_of_a_new_file_is_not_written_through(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept = files(tmp_path / "kv")
+        name = kept.name_of(b"content")
+        monkeypatch.setattr(block_files.secrets, "token_hex", lambda _: "known")
+        (tmp_path / "mine").write_bytes(b"precious")
+        scratch = (tmp_path / "kv" / name).with_suffix(".known.tmp")
+        scratch.symlink_to(tmp_path / "mine")
+        with pytest.raises(FileExistsError):
+            kept.write(name, PAYLOAD)
+        assert (tmp_path / "mine").read_bytes() == b"precious"
+
+    def test_links_and_folders_do_not_count(self, tmp_path: Path) -> None:
+        large = tmp_path / "large"
+        with large.open("wb") as file:
+            file.truncate(1 << 40)
+        os.utime(large, (1.0, 1.0))
+        folder = tmp_path / "kv"
+        folder.mkdir()
+        (folder / "a.kv").symlink_to(large)
+        (folder / "b.kv").mkdir()
+        (folder / "c.tmp").mkdir()
+        os.utime(folder / "c.tmp", (1.0, 1.0))
+        kept = files(folder)
+        assert kept.num_known == kept.num_bytes == 0
+        kept.touch(["a.kv"])
+        assert large.stat().st_mtime == 1.0
+
+    def test_no_more_is_read_than_a_block_has(self, tmp_path: Path) -> None:
+        kept = files(tmp_path)
+        name = kept.name_of(b"content")
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(1 << 40)
+        tracemalloc.start()
+        try:
+            assert kept.read(name, len(PAYLOAD)) is None
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        assert not (tmp_path / name).exists()
+
+    def test_it_is_warned_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        files(tmp_path / "private")
+        assert caplog.text == ""
+        (tmp_path / "open").mkdir()
+        (tmp_path / "open").chmod(0o777)
+        files(tmp_path / "open")
+        assert "other users may write into --kv-cache-dir" in caplog.text

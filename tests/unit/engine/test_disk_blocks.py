@@ -179,10 +179,10 @@ def test_nobody_waits_for_ever(
     make: Callable[..., DiskBlocks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(make())
-    monkeypatch.setattr(disk_blocks, "_LEAST_WAIT", 0.05)
+    monkeypatch.setattr(disk_blocks, "_LEAST_WAIT", 1.0)
     blocks = make(token_seconds=0.001)
     release: list[bool] = []
-    monkeypatch.setattr(blocks._files, "read", lambda _: poll(lambda: release, 20, "released"))
+    monkeypatch.setattr(blocks._files, "read", lambda *_: poll(lambda: release, 20, "released"))
     read = blocks.load(CONTENTS)
     assert read is not None
     assert not read.done

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.tools.certificate_authority import CertificateFiles
+from tests.tools.process_tree import is_gone
+from tests.tools.server_process import free_ports
 from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
 from tgi_cli.launcher import backoff, oom, supervisor
 from tgi_cli.launcher.backoff import Restarts
@@ -24,7 +26,6 @@ from tgi_cli.launcher.health_probe import HEALTH, HealthProbe
 from tgi_cli.launcher.model_server import ModelServerParts
 from tgi_cli.launcher.oom import Kills
 from tgi_cli.launcher.supervisor import ServerParts, Supervisor
-from tgi_cli.process import bind
 from tgi_cli.process.heartbeat import SharedHeartbeat
 
 WAITS = """
@@ -89,8 +90,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.up, self.ended, self.ready = folder / "up", folder / "ended", folder / "ready"
         self.children: list[ChildProcess] = []
-        with bind.bind("127.0.0.1", 0) as sock:
-            self.port = bind.local_address(sock)[1]
+        (self.port,) = free_ports(1)
 
     def child(self, name: str, failure: type[TgiError], script: str, fd: int = -1) -> ChildProcess:
         head = (
@@ -419,11 +419,3 @@ def test_grandchildren_end_with_their_parent(stage: Stage) -> None:
     while not is_gone(pid):
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; its remains may wait for an init that does not collect."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True

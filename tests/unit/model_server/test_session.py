@@ -471,7 +471,9 @@ async def test_who_waits_for_a_server_is_told_how_to_start_one(
     target = f"unix:{socket_path}"
     with caplog.at_level("INFO", "tgi_cli.rpc.client"), pytest.raises(ShardError):
         await GrpcEngineClient.connect(target, timeout=0.3, hint="start one")
-    assert caplog.messages == [f"waiting for the model server at {target}; start one"] * 2
+    # Once or twice: on a busy machine, the first pause may take all of the time.
+    said = {record.message for record in caplog.records if record.name == "tgi_cli.rpc.client"}
+    assert said == {f"waiting for the model server at {target}; start one"}
 
 
 async def test_connecting_waits_for_the_server(engine: ScriptedEngine, socket_path: Path) -> None:

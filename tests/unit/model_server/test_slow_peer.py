@@ -123,7 +123,7 @@ async def test_a_killed_model_server_is_noticed_at_once(server: tuple[Path, int]
     client = await GrpcEngineClient.connect(f"unix:{path}", timeout=20, stall_seconds=60)
     try:
         stream = client.submit(request(client.next_request_id(), max_new_tokens=25))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             async for batch in stream:
                 if batch.token_ids == [0]:
                     os.kill(pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ async def test_it_serves_and_is_gone_behind_the_block() -> None:
         async with start_server(
             "", ["--max-batch-size=4"], shard=True, log_line=said.append
         ) as server:
-            async with httpx.AsyncClient(trust_env=False) as client:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
                 info = (await client.get(f"{server.url}/info")).json()
             assert info["model_id"] == "tgi-demo"
             assert server.socket is not None
@@ -34,7 +34,7 @@ async def test_it_serves_and_is_gone_behind_the_block() -> None:
             assert server.log.exists()
             assert server.command[:2] == ["tgi", "serve"]
             assert any(line.startswith("ready: ") for line in said)
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(server.url)
     assert not server.log.parent.exists()
@@ -73,7 +73,7 @@ def test_it_ends_with_a_run_that_is_killed() -> None:
         url = next(line.strip() for line in lines if line.startswith("http"))
         run.kill()
     end = time.monotonic() + 30
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(trust_env=False, timeout=60) as client:
         while time.monotonic() < end:
             try:
                 client.get(f"{url}/health")

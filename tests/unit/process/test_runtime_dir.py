@@ -51,6 +51,17 @@ def test_folders_of_killed_servers_are_removed_but_not_those_in_use(base: Path) 
             assert running.exists()
 
 
+def test_a_link_to_a_folder_is_not_taken_for_one_of_a_killed_server(base: Path) -> None:
+    mine = base / "mine"
+    mine.mkdir()
+    for name in ("lock", SOCKET):
+        (mine / name).touch()
+    os.utime(mine / "lock", (0, 0))
+    (base / "tgi-link").symlink_to(mine)
+    with runtime_folder():
+        assert {path.name for path in mine.iterdir()} == {"lock", SOCKET}
+
+
 def test_a_folder_with_other_files_is_not_removed(base: Path) -> None:
     with runtime_folder() as folder:
         (folder / "notes.txt").touch()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.process_tree import is_gone
 from tgi_cli.errors import ConfigError, ExitCode, GatedModelError, HubError
 from tgi_cli.process.spawn import (
     child_environment,
@@ -36,14 +37,6 @@ def work():
     time.sleep(60)
 run_in_fork(work)
 """
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, even if it was not collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 @on_linux
@@ -98,8 +91,8 @@ def test_a_fork_ends_with_its_parent(number: signal.Signals) -> None:
         child = int(output.readline())
         launcher.send_signal(number)
         launcher.wait(20)
-    end = time.monotonic() + 20
-    while not gone(child):
+    end = time.monotonic() + 60
+    while not is_gone(child):
         assert time.monotonic() < end, "the child goes on"
         time.sleep(0.01)
     if number == signal.SIGTERM:

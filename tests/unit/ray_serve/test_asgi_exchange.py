@@ -73,7 +73,8 @@ async def test_what_waits_is_one_part() -> None:
     parts = exchange(APP, request("/count"))
     start = await anext(parts)
     assert isinstance(start, ResponseStart)
-    await asyncio.sleep(0.2)
+    for _ in range(20):  # turns of the loop, however long each of them takes
+        await asyncio.sleep(0.02)
     rest = [part async for part in parts]
     assert start.body + b"".join(p for p in rest if isinstance(p, bytes)) == b"0 1 2 "
     assert len(rest) == 1
@@ -98,7 +99,7 @@ async def test_the_application_sees_that_the_client_is_gone() -> None:
     reading = asyncio.ensure_future(anext(parts))
     await asyncio.sleep(0)
     reading.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await seen.get() == "http.disconnect"
 
 

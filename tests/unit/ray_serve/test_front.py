@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from tgi_cli.ray_serve import front
 from tgi_cli.ray_serve.front import ATTEMPTS, FrontApp, ReplicaStream
 from tgi_cli.ray_serve.messages import (
     ForwardedRequest,
@@ -191,7 +192,7 @@ async def test_a_client_that_goes_cancels_the_request() -> None:
     app = FrontApp(replicas, LIMIT)
     # Ray cancels what a request has started when its client is gone.
     answering = asyncio.ensure_future(app(scope("/generate_stream"), body_of(b"{}"), send))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await begun.wait()
         answering.cancel()
         await replicas.streams[0].cancelled.wait()
@@ -224,6 +225,48 @@ async def test_bodies_are_read_up_to_the_limit() -> None:
     assert declared.body == b""
     assert dict(declared.headers)[b"content-length"] == b"%d" % (LIMIT + 1)
     assert LIMIT < len(streamed.body) <= 2 * LIMIT
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_read"),
+    [
+        ({}, False),
+        ({"authorization": "Bearer other"}, False),
+        ({"authorization": "Bearer second"}, True),
+        ({"x-api-key": "first"}, True),
+    ],
+)
+async def test_bodies_without_a_key_are_not_read(headers: dict[str, str], is_read: bool) -> None:
+    """The replica, which answers that the key is missing, gets the rest."""
+    replicas = ScriptedReplicas(ok())
+    transport = httpx.ASGITransport(FrontApp(replicas, LIMIT, ("first", "second")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+        assert (await client.post("/generate", content=b"x", headers=headers)).text == "fine"
+    assert replicas.requests[0].body == (b"x" if is_read else b"")
+
+
+async def test_bodies_of_all_requests_together_have_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(front, "_MOST_HELD", 2 * LIMIT)
+    replicas = ScriptedReplicas([*ok(), None], [*ok(), None], ok())
+    app = FrontApp(replicas, LIMIT)
+    transport = httpx.ASGITransport(app)
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://front") as client,
+        asyncio.timeout(60),
+    ):
+        running = [
+            asyncio.ensure_future(client.post("/generate", content=b"x" * LIMIT)) for _ in range(2)
+        ]
+        while len(replicas.requests) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        refused = await client.post("/generate", content=b"x")
+        assert (refused.status_code, refused.json()["error_type"]) == (429, "overloaded")
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        assert (await client.post("/generate", content=b"x" * LIMIT)).text == "fine"
 
 
 async def test_adapters_are_not_loaded_into_some_replicas() -> None:

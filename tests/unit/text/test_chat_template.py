@@ -237,7 +237,7 @@ NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}
 
 
 def limited(source: str) -> ChatTemplate:
-    return ChatTemplate({"default": source}, {}, Limits(processes=1, seconds=0.5, megabytes=256))
+    return ChatTemplate({"default": source}, {}, Limits(processes=1, seconds=1, megabytes=256))
 
 
 def test_time_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -247,11 +247,11 @@ def test_time_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
         + "{% endif %}{{ messages | length }}"
     )
     for _ in range(2):
-        with pytest.raises(ChatTemplateError, match=r"template takes more than 0.5 s to render"):
+        with pytest.raises(ChatTemplateError, match=r"template takes more than 1 s to render"):
             chat.render(USER * 2)
         assert chat.render(USER) == "1"
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
-    with pytest.raises(ChatTemplateError, match=r"template takes more than 0.5 s to compile"):
+    with pytest.raises(ChatTemplateError, match=r"template takes more than 1 s to compile"):
         limited("{{ (10**(10**9)) % 7 }}")
 
 

@@ -168,7 +168,7 @@ async def test_killed_process_is_not_a_grammar_error(ordinary: GrammarChecker) -
 
 
 async def test_waiting_too_long_raises_workers_busy() -> None:
-    found = make_checker(processes=1, seconds=0.6, megabytes=100_000, wait_seconds=0.2)
+    found = make_checker(processes=1, seconds=2, megabytes=100_000, wait_seconds=0.2)
     try:
         asked = [bomb(20), *(json_grammar({"const": number}) for number in range(3))]
         told = await asyncio.gather(*map(found.compile, asked), return_exceptions=True)

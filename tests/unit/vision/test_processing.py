@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -331,6 +332,24 @@ def test_a_folder_without_a_usable_processor_is_refused_by_name(
     )
     with pytest.raises(UnsupportedModelError, match="this model takes no images"):
         image_processor(folder, own)
+
+
+def test_a_ratio_without_bounds_is_refused_by_name(miniatures: Any, tmp_path: Path) -> None:
+    folder = write_image_model("InternVL", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"downsample_ratio": 1e308}))
+    with pytest.raises(UnsupportedModelError, match="its image processor cannot be used"):
+        image_processor(folder, miniatures("InternVL").format)
+
+
+def test_a_side_without_bounds_makes_no_difference(miniatures: Any, tmp_path: Path) -> None:
+    folder = write_image_model("Pixtral", tmp_path)
+    file = folder / "preprocessor_config.json"
+    settings = json.loads(file.read_text()) | {"size": {"longest_edge": 10**15}}
+    file.write_text(json.dumps(settings))
+    processor = image_processor(folder, miniatures("Pixtral").format, 9)
+    found = processor.process(noise(160, 90), PLAIN, DIGEST)
+    assert 0 < found.num_rows <= 9
 
 
 def test_settings_may_be_in_the_file_of_the_whole_processor(

@@ -51,6 +51,8 @@ class ValueKind:
 
     def read(self, word: str) -> Any:
         """Parse a word. Raises ValueError with the reason."""
+        if "\0" in word:  # which a configuration file may have
+            raise ValueError(f"{word[:_SHOWN]!r} has a NUL character")
         if self.choices and word not in self.choices:
             raise ValueError(f"{word!r} is not one of {', '.join(map(repr, self.choices))}")
         if self.type is list:
@@ -121,6 +123,12 @@ def _parse_memory(word: str) -> int:
     return size
 
 
+def _parse_path(word: str) -> Path:
+    if not word:  # which pathlib takes for the current folder
+        raise ValueError("the path is empty")
+    return Path(word)
+
+
 def _parse_items(word: str) -> tuple[str, ...]:
     return tuple(item for item in (part.strip() for part in word.split(",")) if item)
 
@@ -183,7 +191,7 @@ def memory() -> ValueKind:
 
 def path(metavar: str = "PATH") -> ValueKind:
     """A file or a folder."""
-    return ValueKind(Path, metavar)
+    return ValueKind(Path, metavar, _parse_path)
 
 
 SWITCH = ValueKind(bool, default=False)

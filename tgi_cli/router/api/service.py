@@ -80,7 +80,7 @@ def _replica(text: str | None, state: RouterState) -> int | None:
     if text is None:
         return None
     count = len(replicas_of(state.client))
-    if not (text.isascii() and text.isdigit() and int(text[:9]) < count):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < count):
         raise errors.validation(f"`replica` must be >= 0 and < {count}", "replica")
     return int(text)
 

@@ -63,7 +63,9 @@ class PixtralPreprocessor(Preprocessor):
         return down, across
 
     def _longest_side(self, height: int, width: int) -> int:
-        longest = self._longest
+        # What is longer than the image makes no difference, and may be any number.
+        spare = max(0, self._longest - max(height, width)) // self._patch
+        longest = self._longest - spare * self._patch
         while longest > self._patch and math.prod(self._grid(height, width, longest)) > self._cap:
             longest -= self._patch
         return max(longest, self._patch)

@@ -160,7 +160,7 @@ async def test_chats_send_messages_and_ignore_eos_takes_openai_routes() -> None:
 
 
 async def test_requests_are_sent_when_they_are_due() -> None:
-    due = [0.0, 0.05, 0.05, 0.3]
+    due = [0.0, 0.05, 0.05, 1.0]
     requests = [BenchRequest(prompt="x", prompt_tokens=1, max_tokens=4, at=at) for at in due]
     step = BenchStep(kind="rate", value=10, label="10/s")
     record, server = await recorded(completions(tokens=2, gap=0.2), step, requests)
@@ -168,7 +168,7 @@ async def test_requests_are_sent_when_they_are_due() -> None:
     assert all(r.dispatched >= r.scheduled for r in record.requests)
     assert server.most >= 3  # nobody waits for others
     at = sorted(call.at for call in server.calls)
-    assert at[3] - at[0] > 0.2
+    assert at[3] - at[0] > 0.5, "however late the first is"
 
 
 async def test_batches_are_sent_together_and_again() -> None:
@@ -238,20 +238,20 @@ async def test_several_processes_share_a_step() -> None:
 
 async def test_a_step_ends_when_its_time_is_over() -> None:
     record, _ = await recorded(
-        completions(tokens=2, gap=0.02), clients(2, seconds=0.4, warmup=2), prompts()
+        completions(tokens=2, gap=0.02), clients(2, seconds=1.0, warmup=2), prompts()
     )
     counted = [r for r in record.requests if not r.warmup]
     assert len(counted) > 2
-    assert max(r.dispatched for r in counted) - counted[0].dispatched < 0.75
+    assert max(r.dispatched for r in counted) - counted[0].dispatched < 10, "not for ever"
     assert all(r.error is None for r in counted)
 
 
 async def test_requests_that_do_not_end_in_time_are_unfinished() -> None:
     record, _ = await recorded(
         completions(tokens=50, gap=0.1),
-        clients(2, seconds=0.2),
+        clients(2, seconds=1.0),
         prompts(),
-        RequestSettings(drain=0.2),
+        RequestSettings(drain=0.5),
     )
     assert [r.error for r in record.requests] == ["unfinished"] * 2
     assert all(0 < len(r.arrivals) < 50 for r in record.requests)

@@ -128,7 +128,7 @@ async def test_a_tokenizer_that_is_named_must_be_there(tmp_path: Path) -> None:
 async def test_shards_are_resolved_with_their_info() -> None:
     with tempfile.TemporaryDirectory(prefix="tgi-") as folder:
         path = Path(folder) / "shard-0"
-        settings = RequestSettings(connect_timeout=0.5)
+        settings = RequestSettings(connect_timeout=30)
         with FakeShard().serving(path):
             found = await resolve_target(f"unix://{path}", settings, tokenizer_name=demo.MODEL_ID)
             with pytest.raises(ConfigError, match="model of the shard"):
