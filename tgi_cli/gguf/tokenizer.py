@@ -132,6 +132,10 @@ def make_pre_tokenizer(pre: PreTokenization) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(steps)
 
 
+_MOST_CHARACTERS_OF_CUTS = 1 << 28
+"""Limit of the characters in all divisions of all tokens; published vocabularies have 1 << 25."""
+
+
 def _sentencepiece(file: GGUFFile, tokens: GGUFTokens) -> Tokenizer:
     """SentencePiece's BPE, whose merges follow from the scores of what they make."""
     scores = file.values("tokenizer.ggml.scores", float)
@@ -144,6 +148,8 @@ def _sentencepiece(file: GGUFFile, tokens: GGUFTokens) -> Tokenizer:
     }
     if len(set(normal.values())) < 2:
         raise no_tokenizer_error(file, "has the same score for all tokens")
+    if sum(len(text) ** 2 for text in normal) > _MOST_CHARACTERS_OF_CUTS:
+        raise no_tokenizer_error(file, "has too many long tokens")
     ranked = [
         (-score, text[:cut], text[cut:])
         for text, score in normal.items()

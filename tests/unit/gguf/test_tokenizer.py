@@ -203,6 +203,14 @@ def test_a_complete_tokenizer_json_in_the_file_is_used(tmp_path: Path) -> None:
         (spm_metadata(scores=[-1000.0] * len(SPM_TOKENS)), "the same score"),
         (spm_metadata(tokens=["a", "a"], token_type=[1, 1]), "a token twice"),
         (spm_metadata(tokens=["a", "b" * 2000], token_type=[1, 1]), "token of 2000 characters"),
+        (
+            spm_metadata(
+                tokens=[f"{number:01000}" for number in range(300)],
+                token_type=[1] * 300,
+                scores=[float(number) for number in range(300)],
+            ),
+            "too many long tokens",
+        ),
         (spm_metadata() | {"tokenizer.ggml.model": "bert"}, "kind 'bert'"),
     ],
 )
