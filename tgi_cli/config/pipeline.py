@@ -75,7 +75,7 @@ def check_devices(
         )
     if device.kind == "cpu" and processes * process_bytes > device.total_memory:
         raise ConfigError(
-            f"{flags}: so many processes do not fit into the memory of this machine "
+            f"{flags}: this many processes need more memory than this machine has "
             f"({device.total_memory / 2**30:.1f} GiB)",
             "lower one of them",
         )

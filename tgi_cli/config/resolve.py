@@ -355,7 +355,7 @@ def _resolve_num_shard(serve: ServeConfig, model: ModelFacts, device: DeviceFact
         )
     if device.kind == "cpu" and shards * _PROCESS_BYTES > device.total_memory * serve.nnodes:
         raise ConfigError(
-            f"--num-shard {shards}: so many processes do not fit into the memory of this machine "
+            f"--num-shard {shards}: this many processes need more memory than this machine has "
             f"({device.total_memory / 2**30:.1f} GiB)",
             "lower it; on a CPU more than one per socket is no faster",
         )
