@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -89,11 +90,11 @@ async def test_hostile_addresses(
 ) -> None:
     dialled: list[str] = []
 
-    async def handle(self: Any, request: httpx.Request) -> httpx.Response:
-        dialled.append(request.url.host)
-        return httpx.Response(200, stream=httpx.ByteStream(b"no image"))
+    async def handle(self: Any, request: httpcore.Request) -> httpcore.Response:
+        dialled.append(request.url.host.decode())
+        return httpcore.Response(200, content=b"no image")
 
-    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle)
+    monkeypatch.setattr(httpcore.AsyncConnectionPool, "handle_async_request", handle)
     for url, found, expected in CORPUS:
         dialled.clear()
         NAMES.clear()

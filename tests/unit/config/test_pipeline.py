@@ -61,7 +61,7 @@ def test_processes_without_a_device_or_memory_are_refused() -> None:
     with pytest.raises(ConfigError, match="takes 6 GPUs, and there are 4") as caught:
         resolved(device=FOUR, pipeline_parallel_size=3, num_shard=2)
     assert "--pipeline-parallel-size 3 with --num-shard 2" in caught.value.cause
-    with pytest.raises(ConfigError, match="do not fit into the memory"):
+    with pytest.raises(ConfigError, match="need more memory than this machine"):
         resolved(pipeline_parallel_size=64)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import httpx
 import pytest
 
@@ -215,15 +216,16 @@ class TestCorpus:
     ) -> None:
         dialled: list[tuple[str, str, str]] = []
 
-        async def handle(self: Any, request: httpx.Request) -> httpx.Response:
+        async def handle(self: Any, request: httpcore.Request) -> httpcore.Response:
             sni = request.extensions["sni_hostname"]
-            dialled.append((request.url.host, request.headers["host"], sni))
-            return httpx.Response(200, stream=httpx.ByteStream(IMAGE))
+            name = dict(request.headers)[b"host"].decode()
+            dialled.append((request.url.host.decode(), name, sni))
+            return httpcore.Response(200, content=IMAGE)
 
         async def prepared(host: str, port: int) -> Sequence[str]:
             return await resolve(host, port) if found is REAL else found
 
-        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle)
+        monkeypatch.setattr(httpcore.AsyncConnectionPool, "handle_async_request", handle)
         own = MediaFetcher(ImageLimits(media_fetch=True), prepared)
         if expected[0].isdigit():
             assert await own.fetch(url) == IMAGE
@@ -305,13 +307,13 @@ class TestDomains:
     async def test_hosts_are_compared_exactly(
         self, domains: list[str], url: str, allowed: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def handle(self: Any, request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, stream=httpx.ByteStream(IMAGE))
+        async def handle(self: Any, request: httpcore.Request) -> httpcore.Response:
+            return httpcore.Response(200, content=IMAGE)
 
         async def names(host: str, port: int) -> Sequence[str]:
             return ["93.184.216.34"]
 
-        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle)
+        monkeypatch.setattr(httpcore.AsyncConnectionPool, "handle_async_request", handle)
         own = MediaFetcher(ImageLimits(allowed_media_domains=tuple(domains)), names)
         if allowed:
             assert await own.fetch(url) == IMAGE
