@@ -54,8 +54,8 @@ _DECODE_KEYS = ((64, 64), (256, 32))
 
 _DECODE_REGISTERS = ((128, 128), (192, 168))
 """A thread's for 16 rows of 16 bits, by dimensions: a GPU then runs four programs at once, or
-three, in place of as many as the compiler happens to leave room for. Keys that are widened, biases
-and other masks than of windows take more than four programs may have."""
+three, in place of as many as the compiler happens to leave room for. Heads in two parts, keys that
+are widened, biases and other masks than of windows take more than four programs may have."""
 
 _DECODE_STAGES = 5
 """The block table is one step ahead of keys and values: with 5, two tiles of these are under way.
@@ -150,8 +150,9 @@ def decode_tile(
     if itemsize == 4:  # in three parts, see _PREFILL
         keys = min(keys, 32 if dims <= 128 else 16)
     elif needed == 16:
-        more = 0 if plain and kv_itemsize == itemsize else 129
-        registers = _by_dimensions(_DECODE_REGISTERS, max(dims, more))
+        whole = dims == next_power_of_2(dims)
+        least = 0 if plain and whole and kv_itemsize == itemsize else 129
+        registers = _by_dimensions(_DECODE_REGISTERS, max(dims, least))
     warps = 4 if needed * dims <= 64 * 128 else 8
     tile = Tile(needed, keys, warps, _DECODE_STAGES, registers)
     return _fitted(hardware, tile, dims, itemsize, kv_itemsize, needed)
