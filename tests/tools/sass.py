@@ -56,10 +56,13 @@ class Code:
         return sum(self.loop[name] for name in MATRIX)
 
 
-def stack_of(kernel: Any) -> int:
-    """Bytes of a thread's stack: 0 if no register is spilled. In a tenth of the time of all."""
+def registers_and_stack(kernel: Any) -> tuple[int, int]:
+    """Of a thread: registers, and bytes of its stack, 0 if no register is spilled.
+
+    In a tenth of the time that :func:`code_of` takes.
+    """
     with _cubin_of(kernel) as path:
-        return _registers_and_stack(path)[1]
+        return _registers_and_stack(path)
 
 
 def code_of(kernel: Any) -> Code:

@@ -78,6 +78,10 @@ class TritonAttention(PagedAttention):
 
     The cache may be of 8-bit floats on every GPU; those from compute capability 8.9 on read them
     by casts, the others from their bits.
+
+    Attributes:
+        hardware: of the device.
+        launches: how the kernels are run, for each kind of layer so far.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class TritonAttention(PagedAttention):
             )
         self._step: _Step | None = None
         self._buffers: AttentionMetadata | None = None
-        self._launches: dict[LayerKind, Launch] = {}
+        self.launches: dict[LayerKind, Launch] = {}
 
     def use_scales(self, scales: Mapping[int, KVScales]) -> bool:
         self.scales = dict(scales)
@@ -257,9 +261,9 @@ class TritonAttention(PagedAttention):
         return output
 
     def _launch(self, kind: LayerKind) -> Launch:
-        known = self._launches.get(kind)
+        known = self.launches.get(kind)
         if known is None:
-            known = self._launches[kind] = Launch.of(kind, self.hardware)
+            known = self.launches[kind] = Launch.of(kind, self.hardware)
         return known
 
     def _attend_latents(

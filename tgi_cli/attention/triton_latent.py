@@ -38,7 +38,8 @@ FEW_TOKENS = 4
 CHUNK, MAX_CHUNKS = 1024, 16
 MANY_CHUNK, SPLIT_TOKENS = 4096, 64
 """A part has all heads' latents, as many numbers as the rows of some hundred tokens."""
-_MANY_ROWS = 64
+MANY_ROWS = 32
+"""Of a tile of a sequence with many tokens, at most."""
 _LOG2E = 1.4426950408889634
 _LOG2E_CONSTANT = tl.constexpr(_LOG2E)
 _LOWEST = tl.constexpr(-1.0e30)
@@ -176,7 +177,7 @@ def latent_kernel(
 
 def latent_rule(hardware: Hardware, heads: int, cache: LatentRows, dtype: torch.dtype) -> Rule:
     """How sequences become work where ``heads`` heads share the rows of ``cache``."""
-    few, many = (_tile(hardware, rows, cache, dtype) for rows in (heads, _MANY_ROWS))
+    few, many = (_tile(hardware, rows, cache, dtype) for rows in (heads, MANY_ROWS))
     return Rule(
         group=heads,
         few_rows=few.rows,
@@ -209,7 +210,7 @@ def attend_latents(
     for many, size in enumerate((work.few, work.many)):
         if not size.items:
             continue
-        tile = _tile(hardware, _MANY_ROWS if many else heads, rows, query.dtype)
+        tile = _tile(hardware, MANY_ROWS if many else heads, rows, query.dtype)
         programs = programs_at_once(hardware, tile, _tile_bytes(tile, rows, query.dtype))
         parts = Parts.empty(size, heads, rows.rank, query.device)
         latent_kernel[(min(size.items, programs),)](
@@ -244,6 +245,7 @@ def attend_latents(
             BLOCK_P=_block(width - rows.rank),
             num_warps=tile.warps,
             num_stages=tile.stages,
+            maxnreg=tile.registers,
         )
         if size.parts:
             add_up(
@@ -257,16 +259,17 @@ def latent_tile(hardware: Hardware, rows: int, dims: int, itemsize: int, kv_item
     With 3 stages the block table is one tile ahead of the rows that it names, and these of what is
     computed with.
     """
-    most = 64 if itemsize == 2 else 16
+    # More rows, or keys that are widened beside them, spill registers.
+    most = MANY_ROWS if itemsize == kv_itemsize == 2 else 16
     needed = min(max(next_power_of_2(rows), 16), most)
-    tile = Tile(needed, 64 if itemsize == 2 else 16, 8 if needed > 16 else 4, 3)
+    tile = Tile(needed, 32, 8, 3) if itemsize == 2 else Tile(needed, 16, 4, 3)
     while True:
         if _bytes(tile, dims, itemsize, kv_itemsize) <= hardware.shared_memory:
             return tile
         if tile.keys > 16:
             tile = replace(tile, keys=tile.keys // 2)
         elif tile.rows > 16:
-            tile = replace(tile, rows=tile.rows // 2, warps=4 if tile.rows == 32 else tile.warps)
+            tile = replace(tile, rows=tile.rows // 2)
         elif tile.stages > 1:
             tile = replace(tile, stages=1)
         else:

@@ -74,7 +74,8 @@ class Launch:
         keys = tiles.HeadTile.of(spec.head_dim)
         values = tiles.HeadTile.of(spec.value_width)
         sizes = max(keys.dims, values.dims), kind.dtype.itemsize, kind.cache_dtype.itemsize
-        decode = tiles.decode_tile(hardware, *sizes, group)
+        plain = spec.chunk is None and not (kind.softcap or kind.distances or kind.spans)
+        decode = tiles.decode_tile(hardware, *sizes, group, plain)
         prefill = tiles.prefill_tile(hardware, *sizes, group, spec.chunk is not None)
         rule = Rule(
             group=group,
@@ -155,6 +156,7 @@ class Launch:
                 BLOCK_N=self.decode.keys,
                 num_warps=self.decode.warps,
                 num_stages=self.decode.stages,
+                maxnreg=self.decode.registers,
             )
             if work.few.parts:
                 add_up(parts, work, metadata, output, sinks, kv_heads, self.hardware, many=False)

@@ -2,17 +2,13 @@
 
 Chosen by what H100 and H200 have, not by trials at run time: 132 processors, 227 KiB of shared
 memory each, tensor cores that take 64 rows per group of four warps. To draw the memory's whole
-bandwidth, a processor must have about 30 KiB under way, which a few tiles of 16 KiB do.
+bandwidth, a processor must have about 30 KiB under way, which a few tiles of 8 KiB do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-DECODE_BYTES = 16 * 1024
-"""Of the keys, or the values, of a decode's tile."""
-DECODE_NUMBERS = 8192
-"""Of the keys, or the values, of a decode's tile: those of 8 bits take registers as wider ones."""
 KEY_ALIGNMENT = 64
 """Tiles of keys begin at a multiple of their size, which divides this; chunks of a sequence begin
 at a multiple of this."""
@@ -29,6 +25,8 @@ class Tile:
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+    """Limit of a thread's registers. Default: what a GPU has, 255."""
 
 
 _PREFILL = {
@@ -50,9 +48,18 @@ _PREFILL = {
 }
 """By generation, bytes of an element, and a head's dimensions, which are at most that many."""
 
+_DECODE_KEYS = ((64, 64), (256, 32))
+"""Keys of a decode's tile, by dimensions up to which there are as many; else 16. Twice as many take
+1.6 times the registers: fewer programs run at once, and less is read while others begin or end."""
+
+_DECODE_REGISTERS = ((128, 128), (192, 168))
+"""A thread's for 16 rows of 16 bits, by dimensions: a GPU then runs four programs at once, or
+three, in place of as many as the compiler happens to leave room for. Heads in two parts, keys that
+are widened, biases and other masks than of windows take more than four programs may have."""
+
 _DECODE_STAGES = 5
 """The block table is one step ahead of keys and values: with 5, two tiles of these are under way.
-For a H100 that makes 64 KiB per program, three of which run at once."""
+For an H100 that makes 32 KiB per program, four of which run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +132,40 @@ def prefill_tile(
     return _fitted(hardware, tile, dims, itemsize, kv_itemsize, group)
 
 
-def decode_tile(hardware: Hardware, dims: int, itemsize: int, kv_itemsize: int, group: int) -> Tile:
-    """For sequences of few tokens: a tile has the ``group`` heads of one token, or of several."""
+def decode_tile(
+    hardware: Hardware,
+    dims: int,
+    itemsize: int,
+    kv_itemsize: int,
+    group: int,
+    plain: bool = True,
+) -> Tile:
+    """For sequences of few tokens: a tile has the ``group`` heads of one token, or of several.
+
+    ``plain``: scores are masked by windows at most, and nothing is added to them.
+    """
     needed = max(next_power_of_2(group), 16)  # the fewest that tensor cores take
-    most = 32 if itemsize == 4 else KEY_ALIGNMENT
-    most = max(min(most, DECODE_NUMBERS // dims), 16)
-    keys = DECODE_BYTES // (dims * kv_itemsize)
-    keys = min(max(1 << (keys.bit_length() - 1) if keys else 0, 16), most)
-    tile = Tile(needed, keys, 4 if needed * dims <= 64 * 128 else 8, _DECODE_STAGES)
+    keys = _by_dimensions(_DECODE_KEYS, dims) or 16
+    registers = None
+    if itemsize == 4:  # in three parts, see _PREFILL
+        keys = min(keys, 32 if dims <= 128 else 16)
+    elif needed == 16:
+        whole = dims == next_power_of_2(dims)
+        least = 0 if plain and whole and kv_itemsize == itemsize else 129
+        registers = _by_dimensions(_DECODE_REGISTERS, max(dims, least))
+    warps = 4 if needed * dims <= 64 * 128 else 8
+    tile = Tile(needed, keys, warps, _DECODE_STAGES, registers)
     return _fitted(hardware, tile, dims, itemsize, kv_itemsize, needed)
+
+
+def _by_dimensions(table: tuple[tuple[int, int], ...], dims: int) -> int | None:
+    return next((number for most, number in table if dims <= most), None)
 
 
 def programs_at_once(hardware: Hardware, tile: Tile, shared_bytes: int) -> int:
     """How many programs of decodes the device runs at once, without one that waits for another."""
     fits = min(hardware.shared_memory // (shared_bytes + 1024), PROGRAMS_PER_PROCESSOR)
-    # Of 128 registers a thread, which 16 rows of 128 dimensions take; larger tiles take twice that.
-    registers = 128 * 32 * tile.warps * (2 if tile.rows > 16 else 1)
+    registers = (tile.registers or 256) * 32 * tile.warps
     return hardware.processors * max(1, min(fits, REGISTERS_PER_PROCESSOR // registers))
 
 

@@ -137,7 +137,7 @@ def _product_kernel(
     PADDED_EXPERTS: tl.constexpr,
     SHARED_BY: tl.constexpr,  # pairs that read the same row of x; 0: row i of x is of row i
     SCATTERED: tl.constexpr,  # row i of the product goes to its pair
-    SPLIT: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,  # whether it depends on the launch: see _num_splits
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -207,20 +207,23 @@ def _product_kernel(
                         sums += part * factor
                         part = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         done = True
-        if SPLIT:
+        if MAY_SPLIT:
             at = tile * tl.num_programs(1) + column
             numbers = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
             of_tile = parts + at.to(tl.int64) * splits * (BLOCK_N * BLOCK_M) + numbers
-            tl.store(of_tile + split * (BLOCK_N * BLOCK_M), sums)
-            tl.debug_barrier()  # all of it, before this program counts as done
-            done = tl.atomic_add(arrived + at, 1, sem="acq_rel") == splits - 1
+            done = splits == 1
+            if splits > 1:
+                tl.store(of_tile + split * (BLOCK_N * BLOCK_M), sums)
+                tl.debug_barrier()  # all of it, before this program counts as done
+                done = tl.atomic_add(arrived + at, 1, sem="acq_rel") == splits - 1
         if done:
-            if SPLIT:
-                tl.store(arrived + at, 0)  # as the next launch expects it
-                sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-                for other in range(0, splits):
-                    # Not from the first-level cache: other multiprocessors wrote it.
-                    sums += tl.load(of_tile + other * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+            if MAY_SPLIT:  # noqa: SIM102 (this one is the compiler's, the next one the GPU's)
+                if splits > 1:
+                    tl.store(arrived + at, 0)  # as the next launch expects it
+                    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+                    for other in range(0, splits):
+                        # Not from the first-level cache: other multiprocessors wrote it.
+                        sums += tl.load(of_tile + other * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
             if STEPS == 0:
                 whole = tl.load(scales + of_expert, mask=in_width, other=0)
                 sums *= _scale_of(whole)[:, None]
@@ -266,12 +269,12 @@ def triton_product(
     columns = triton.cdiv(weight.outputs, block_n)
     blocks = weight.data.shape[1]
     splits = _num_splits(rows, tiles * columns, blocks)
-    parts, arrived = x, x
+    arrived = _counters(x.device)
+    parts = arrived.view(torch.float32)  # not written, but of the dtype that is compiled for
     if splits > 1:
         parts = torch.empty(
             tiles * columns * splits * block_m * block_n, dtype=torch.float32, device=x.device
         )
-        arrived = _counters(x.device)
     _product_kernel[(tiles, columns, splits)](
         x,
         x_scales,
@@ -302,7 +305,9 @@ def triton_product(
         PADDED_EXPERTS=triton.next_power_of_2(max(1, num_experts)),
         SHARED_BY=0 if experts is None else experts.shared_by,
         SCATTERED=experts is not None and experts.scattered,
-        SPLIT=splits > 1,
+        # Of the tile alone. How many splits there are depends on rows, tiles and experts, and no
+        # warm-up would meet each combination of it with a tile.
+        MAY_SPLIT=block_m <= MAX_SPLIT_ROWS,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         BLOCK_M=block_m,
         BLOCK_N=block_n,

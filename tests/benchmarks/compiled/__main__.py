@@ -18,9 +18,8 @@ cycles      of a processor that this turn takes at least, if there were nothing 
 Keys that several tiles of queries read come from the second-level cache: where they do, as in
 prefills, "memory" is no limit.
 
-With ``--summary``, a line per kernel that uses tensor cores or spills, whatever the GPU, as in
-docs/benchmarks.md: for each GPU registers, spilling instructions if there are any, programs at
-once, and what bounds it.
+With ``--summary``, the table of docs/benchmarks.md: a line per kernel and model, with a cell for
+each GPU. Kernels without tensor cores are in a line each, of the case that takes most registers.
 """
 
 from __future__ import annotations
@@ -98,25 +97,35 @@ def rows(capabilities: list[int], groups: list[str], match: str) -> Iterator[tup
 
 def summary(table: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
     """One row per kernel and model with a cell per GPU, and before them the header."""
-    cells: dict[tuple[str, str], dict[str, str]] = {}
-    shown, gpus = set(), dict[str, None]()
+    cells: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    gpus = dict[str, None]()
     for row in table:
         of = dict(zip(HEADER, row, strict=True))
-        key, spills, variant = (of["kernel"], of["for"]), int(of["spills"]), 1
+        key, variant = (of["kernel"], of["for"]), 1
         while of["GPU"] in cells.get(key, ()):
             variant += 1
             key = (f"{of['kernel']}, variant {variant}", of["for"])
         gpus[of["GPU"]] = None
-        cell = f"{of['registers']} registers, {of['programs']} at once"
-        cell += f", {spills} spills" if spills else ""
-        cell += f"; {of['bound by']}" if of["bound by"] else ""
-        cells.setdefault(key, {})[of["GPU"]] = cell
-        if spills or int(of["tensor"]):
-            shown.add(key)
+        cells.setdefault(key, {})[of["GPU"]] = of
     yield ("kernel", "for", *gpus)
+    most: dict[str, tuple[int, tuple[str, str]]] = {}
     for key, found in cells.items():
-        if key in shown:
-            yield (*key, *(found.get(gpu, "") for gpu in gpus))
+        if any(int(of["tensor"]) for of in found.values()):
+            continue
+        kernel = key[0].partition(",")[0]
+        taken = max(int(of["registers"]) + 1000 * int(of["spills"]) for of in found.values())
+        most[kernel] = max(most.get(kernel, (0, key)), (taken, key))
+    others = {key for _, key in most.values()}
+    for key, found in cells.items():
+        if key in others or any(int(of["tensor"]) for of in found.values()):
+            yield (*key, *(_cell(found[gpu]) if gpu in found else "" for gpu in gpus))
+
+
+def _cell(of: dict[str, str]) -> str:
+    parts = [of["registers"], of["spills"], of["shared KiB"], of["programs"], of["loop"]]
+    limits = of["issue / memory / matrix cycles"].replace(" ", "")
+    ratio = of["operations/byte"]
+    return " · ".join([*parts, *([ratio, limits] if limits else [])])
 
 
 def main() -> None:

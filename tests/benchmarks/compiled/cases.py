@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -12,8 +12,9 @@ from tests.benchmarks.compiled.gpus import Work
 from tests.benchmarks.compiled.weight_cases import weight_calls
 from tests.tools import attention_cases
 from tgi_cli.attention import StateMetadata
+from tgi_cli.attention.triton_latent import MANY_ROWS, latent_tile
 from tgi_cli.attention.triton_launch import Launch, LayerKind
-from tgi_cli.attention.triton_tiles import HeadTile
+from tgi_cli.attention.triton_tiles import HeadTile, next_power_of_2
 from tgi_cli.kernels.recurrence import ConvolutionLayer
 from tgi_cli.layers import triton_grouped, triton_ops, triton_recurrent, triton_scan
 from tgi_cli.layers.gates import DeltaGates, StepSizes
@@ -43,22 +44,28 @@ class Case:
 def all_cases() -> list[Case]:
     """Every kernel, in some sizes."""
     attention = [
-        Case(
-            "attention",
-            name,
-            partial(attention_cases.attend, case),
-            partial(_attention_work, case),
-        )
-        for name, case in attention_cases.SERVED.items()
+        Case("attention", name, partial(attention_cases.attend, case), partial(work, case))
+        for name, case, work in _attention()
     ]
     weights = (Case(*call) for call in weight_calls())
     return [*attention, *_operations(), *_experts(), *_recurrences(), *weights]
 
 
+_AttentionCase = tuple[str, attention_cases.Case, Callable[..., dict[str, Work]]]
+
+
+def _attention() -> Iterator[_AttentionCase]:
+    for name, case in attention_cases.SERVED.items():
+        if not case.latent:
+            yield name, case, _attention_work
+            continue
+        # One kernel, with the tiles of few tokens or of many.
+        for step, lens in (("decode", (1, 4096)), ("prompt", (600, 1024))):
+            yield f"{name}, {step}", replace(case, lens=(lens,)), _latent_work
+
+
 def _attention_work(case: attention_cases.Case, capability: int) -> dict[str, Work]:
     attention = attention_cases.attend(case, capability)
-    if case.latent:
-        return {}
     kind = LayerKind(case.spec, case.heads, 16, attention.dtype, attention.cache_dtype)
     launch = Launch.of(kind, attention.hardware)
     width = HeadTile.of(case.spec.head_dim).dims + HeadTile.of(case.spec.value_width).dims
@@ -70,6 +77,17 @@ def _attention_work(case: attention_cases.Case, capability: int) -> dict[str, Wo
         )
         for kernel, tile in (("decode_kernel", launch.decode), ("prefill_kernel", launch.prefill))
     }
+
+
+def _latent_work(case: attention_cases.Case, capability: int) -> dict[str, Work]:
+    attention = attention_cases.attend(case, capability)
+    rank, width = case.spec.value_width, case.spec.head_dim
+    rows = case.heads if case.lens[0][0] == 1 else MANY_ROWS
+    dims = next_power_of_2(rank) + next_power_of_2(width - rank)
+    sizes = attention.dtype.itemsize, attention.cache_dtype.itemsize
+    tile = latent_tile(attention.hardware, rows, dims, *sizes)
+    read = tile.keys * width * attention.cache_dtype.itemsize
+    return {"latent_kernel": Work(read, 2 * tile.rows * tile.keys * (width + rank))}
 
 
 def _operations() -> list[Case]:

@@ -89,7 +89,7 @@ def test_heads_are_in_one_block_or_two(dims: int, parts: tuple[int, int]) -> Non
 
 def test_programs_of_decodes_run_all_at_once() -> None:
     hardware = tiles.Hardware(processors=132)
-    small, large = tiles.Tile(16, 64, 4, 5), tiles.Tile(64, 64, 8, 5)
+    small, large = tiles.Tile(16, 64, 4, 5, registers=128), tiles.Tile(64, 64, 8, 5)
     assert tiles.programs_at_once(hardware, small, 72 * 1024) == 3 * 132
     assert tiles.programs_at_once(hardware, small, 8 * 1024) == 4 * 132
     assert tiles.programs_at_once(hardware, large, 72 * 1024) == 132

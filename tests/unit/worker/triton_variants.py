@@ -21,7 +21,7 @@ from tests.tools.triton_stub import StubGPU, stub_gpu
 from tests.unit.worker.fakes import CPU
 from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.attention import create_attention
-from tgi_cli.engine.step import NO_EXTRAS, NewRow, OptionalOutputs, RowImage, Step
+from tgi_cli.engine.step import NO_EXTRAS, NewRow, OptionalOutputs, RowImage, Step, TokenAppend
 from tgi_cli.layers.triton_grouped import triton_grouped_linear
 from tgi_cli.layers.triton_lora import add_
 from tgi_cli.layers.triton_sort import sort_pairs
@@ -44,15 +44,16 @@ LIMITS = replace(
     max_batch_prefill_tokens=BUDGET,
     block_size=BLOCK,
 )
-MODELS = [
-    "Llama",
-    "Qwen 3 MoE",
-    "Qwen 3.5",
-    "Gemma 3 with images",
-    "DeepSeek V3",
-    "gpt-oss",
-]
-"""Experts, states, windows and images whose tokens see each other, latents, sinks."""
+MODELS: dict[str, torch.dtype | None] = {
+    "Llama": None,
+    "Qwen 3 MoE": torch.float8_e4m3fn,
+    "Qwen 3.5": None,
+    "Gemma 3 with images": torch.float8_e5m2,
+    "DeepSeek V3": torch.float8_e4m3fn,
+    "gpt-oss": None,
+}
+"""Experts, states, windows and images whose tokens see each other, latents, sinks; with the dtype
+of the cache."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,13 @@ def warm(request: Any, tmp_path_factory: Any) -> Iterator[Warm]:
     model = load_model(config, torch.float16, CPU, load_format="dummy")
     with stub_gpu() as gpu:
         attention = create_attention(
-            "triton", model.kv_specs, BLOCK, torch.float16, CPU, states=model.state_specs
+            "triton",
+            model.kv_specs,
+            BLOCK,
+            torch.float16,
+            CPU,
+            cache_dtype=MODELS[request.param],
+            states=model.state_specs,
         )
         attention.allocate(NUM_BLOCKS)
         slots = 0
@@ -144,7 +151,11 @@ samplings = st.builds(
 
 
 def step_of(
-    chosen: list[tuple[int, int]], wanted: list[SamplingParams], scored: bool, seen: bool
+    chosen: list[tuple[int, int]],
+    wanted: list[SamplingParams],
+    scored: bool,
+    seen: bool,
+    drafts: list[int],
 ) -> Step:
     """A step of as much as the budget allows.
 
@@ -153,11 +164,12 @@ def step_of(
         wanted: how their rows sample, in turn.
         scored: whether prompts report log-probabilities.
         seen: whether prompts that begin are an image.
+        drafts: how many the last decodes verify.
     """
     step, left = Step(0), BUDGET
     counts = [min(count, end) for end, count in chosen]
     order = sorted(range(len(chosen)), key=lambda index: counts[index] > 1)
-    step.num_decodes = sum(count == 1 for count in counts)
+    decodes = step.num_decodes = sum(count == 1 for count in counts)
     for row, index in enumerate(order):
         end, count = chosen[index][0], counts[index]
         if count > 1:
@@ -165,7 +177,9 @@ def step_of(
             left -= count
             if not count:
                 break
-        blocks = [block % NUM_BLOCKS for block in range(-(-end // BLOCK))]
+        drafted = drafts[row - decodes] if decodes - len(drafts) <= row < decodes else 0
+        end = min(end, LONGEST - 1 - drafted)
+        blocks = [block % NUM_BLOCKS for block in range(-(-(end + drafted) // BLOCK))]
         extras, images = NO_EXTRAS, ()
         if scored and count > 1:
             extras = OptionalOutputs(prompt_logprobs=2)
@@ -174,7 +188,10 @@ def step_of(
         sampling = wanted[row % len(wanted)]
         new = NewRow(row, row, [0] * end, end, blocks, sampling, extras, images=images)
         step.new.append(new)
-        add_row(step, row, end - count, count)
+        add_row(step, row, end - count, count + drafted)
+        if drafted:
+            step.drafts.append(TokenAppend(row, end, [0] * drafted))
+            step.samples[-1] += drafted
     return step
 
 
@@ -185,6 +202,7 @@ def step_of(
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.lists(st.integers(1, 8), max_size=3),
 )
 def test_random_steps_ask_for_nothing_new(
     warm: Warm,
@@ -193,10 +211,13 @@ def test_random_steps_ask_for_nothing_new(
     scored: bool,
     seen: bool,
     masked: bool,
+    drafts: list[int],
 ) -> None:
+    """``drafts``: how many the last decodes verify, of a model without states."""
     known = len(warm.gpu.variants)
     assert known > 5
-    run(warm, step_of(chosen, wanted, scored, seen and warm.spans), masked)
+    drafts = [] if warm.slots else drafts
+    run(warm, step_of(chosen, wanted, scored, seen and warm.spans, drafts), masked)
     assert warm.gpu.variants[known:] == []
 
 
@@ -205,7 +226,6 @@ def product_of(kind: str, tokens: int) -> None:
 
 
 def experts_of(kind: str, experts: int, tokens: int) -> None:
-    """Of fewer than eight experts, no power of two may meet products that are not split."""
     pairs = TOP_K * tokens
     rows = ExpertRows(
         torch.empty(experts, dtype=torch.int32),
@@ -234,7 +254,7 @@ PRODUCTS: dict[str, Callable[[int], None]] = {
     **{
         f"{experts} experts, {kind}": partial(experts_of, kind, experts)
         for kind in ("plain", "mxfp4", "int4")
-        for experts in (8, 60)
+        for experts in (2, 5, 7, 8, 60)
     },
     **{f"adapters of rank {rank}": partial(adapters_of, rank) for rank in (8, 64)},
 }
