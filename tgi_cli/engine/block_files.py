@@ -109,7 +109,7 @@ class BlockFiles:
         if self._bytes + size > self._limit:
             self.shrink(int(self._limit * _KEPT_SHARE) - size)
         path = self._folder / name
-        # A name that nobody can have made a link of.
+        # A name that no one else can have made a link of.
         scratch = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
         try:
             descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
