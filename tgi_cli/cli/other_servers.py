@@ -53,6 +53,7 @@ _REPLACED: Mapping[str, Mapping[str, str]] = {
         "--grammar": "`grammar` in requests",
         "--json-schema": "`json_schema` in requests",
     },
+    "SGLang": {"--dist-init-addr": "--master-addr and --master-port"},
 }
 """What to use instead of a flag, by server."""
 
@@ -88,9 +89,9 @@ _COMMANDS: Mapping[str, str] = {
 
 
 def flag_hint(flag: str, known: Collection[str]) -> str:
-    """What replaces a flag of vLLM or llama.cpp on a command that has the flags ``known``.
+    """What replaces a flag of another server on a command that has the flags ``known``.
 
-    An empty string if the flag is of neither, or what replaces it is of another command.
+    An empty string if the flag is of none, or what replaces it is of another command.
     """
     for server, flags in _REPLACED.items():
         instead = flags.get(flag, "")
