@@ -54,8 +54,8 @@ _DECODE_KEYS = ((64, 64), (256, 32))
 
 _DECODE_REGISTERS = ((128, 128), (192, 168))
 """A thread's for 16 rows of 16 bits, by dimensions: a GPU then runs four programs at once, or
-three, in place of as many as the compiler happens to leave room for. Heads in two parts, keys that
-are widened, biases and other masks than of windows take more than four programs may have."""
+three, instead of the number that the compiler's choice allows. Heads in two parts, keys that are
+widened, biases, and masks other than windows take more than four programs may have."""
 
 _DECODE_STAGES = 5
 """The block table is one step ahead of keys and values: with 5, two tiles of these are under way.

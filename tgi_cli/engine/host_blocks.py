@@ -76,7 +76,7 @@ class HostBlocks:
 class HostLoads:
     """The beginnings of waiting sequences that are in the host's memory: they wait for nothing.
 
-    Implements :class:`tgi_cli.engine.prefix_loads.Loads`.
+    Implements :class:`tgi_cli.engine.prefix_loads.BlockSource`.
 
     Args:
         cache: the blocks on the device, which come first.

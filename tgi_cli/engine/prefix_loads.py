@@ -10,7 +10,7 @@ from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.step import Step
 
 
-class Loads(Protocol):
+class BlockSource(Protocol):
     """Where the beginnings of waiting sequences may be, besides the cache."""
 
     def is_ready(self, sequence: Sequence) -> bool:
@@ -27,7 +27,7 @@ class Loads(Protocol):
 
 
 class PrefixLoads:
-    """Implements :class:`Loads`.
+    """Implements :class:`BlockSource`.
 
     Reads the beginnings of waiting sequences from a store, before they are admitted.
 

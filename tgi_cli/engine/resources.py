@@ -8,7 +8,7 @@ from tgi_cli.engine.host_blocks import HostBlocks, HostLoads
 from tgi_cli.engine.image_encoding import NO_ENCODER, ImageEncoding
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.lora_slots import LoraSlots
-from tgi_cli.engine.prefix_loads import Loads, PrefixLoads
+from tgi_cli.engine.prefix_loads import BlockSource, PrefixLoads
 from tgi_cli.engine.step import AdapterStore
 from tgi_cli.engine.step_pace import StepPace
 
@@ -46,7 +46,7 @@ class Resources:
         self.config = config
         self.host = HostBlocks(config.num_host_blocks) if config.num_host_blocks else None
         self.cache = KVCache(config, blocks, None if self.host is None else self.host.offload)
-        self.loads: Loads = PrefixLoads(self.cache, blocks)
+        self.loads: BlockSource = PrefixLoads(self.cache, blocks)
         if self.host is not None:
             self.loads = HostLoads(self.cache, self.host)
         self.pool = self.cache.pool
