@@ -130,7 +130,9 @@ def test_an_unbounded_configuration_file_is_rejected(
         path.write_text("\n".join(lines))
     assert main.run(["env", "--config", str(path)]) == ExitCode.USAGE
     error = capsys.readouterr().err
-    assert "cannot be read" in error or "is not YAML" in error
+    # PyYAML bounds merges itself from 6.0.4 on, so that the file is read.
+    expected = ("cannot be read", "is not YAML", *(["is not a setting"] * (kind == "merges")))
+    assert any(cause in error for cause in expected)
     assert len(error) < 1000
 
 
