@@ -34,6 +34,7 @@ from unittest import mock
 import torch
 import transformers
 from torch import Tensor
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from tests.parity.cases import CASES, Case
 from tests.parity.engine_run import (
@@ -162,6 +163,11 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
             buffer.normal_(std=0.1, generator=generator)
         if name.endswith("layer_scalar"):
             buffer.add_(0.1 * torch.empty(buffer.shape).normal_(generator=generator))
+
+
+# transformers 5.24's Llama 4 reads it from its decoder's output.
+if not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
+    MoeCausalLMOutputWithPast.image_outputs = None
 
 
 class Oracle:

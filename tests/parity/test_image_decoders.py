@@ -160,6 +160,13 @@ class Pair:
         return self.oracle.logits(prompt.ids, **inputs)
 
 
+class _EncoderOutput(SimpleNamespace):
+    """What transformers asks the output of an image encoder for."""
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        return tuple(vars(self).values())
+
+
 def _features(prompt: Prompt, split: bool) -> dict[str, Any]:
     """What transformers takes as its encoder's output."""
     if prompt.features is None:
@@ -167,7 +174,7 @@ def _features(prompt: Prompt, split: bool) -> dict[str, Any]:
     counts = [sum(count for _, count in image.spans) for image in prompt.images]
     rows = torch.split(prompt.features, counts) if split else prompt.features
     levels = [torch.split(level, counts) for level in prompt.deepstack]
-    output = SimpleNamespace(pooler_output=rows, deepstack_features=levels)
+    output = _EncoderOutput(pooler_output=rows, deepstack_features=levels)
     return {"mm_encoder_outputs": {"image": output}}
 
 

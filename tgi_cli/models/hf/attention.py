@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.attention.sparse import attend_chosen
 from tgi_cli.models.hf import biases
+from tgi_cli.models.hf.arguments import CACHE_NAMES
 from tgi_cli.models.hf.biases import DistanceBias, KeyBias
 from tgi_cli.models.hf.indexers import EVERY_TOKEN, Chosen, EveryToken
 from tgi_cli.models.hf.latent import absorbed, latent_expansion
@@ -36,8 +37,8 @@ RUN_SPARSE = "tgi_paged_sparse"
 
 _HARMLESS = frozenset(
     {"dropout", "input_ids", "position_ids", "cache_position", "use_cache", "output_attentions"}
-    | {"output_hidden_states", "output_router_logits", "is_causal", "past_key_values", "layer_idx"}
-    | {"return_dict"}
+    | {"output_hidden_states", "output_router_logits", "is_causal", "layer_idx", "return_dict"}
+    | {*CACHE_NAMES}
 )
 """Arguments of an attention call that change nothing here, or are checked by name."""
 

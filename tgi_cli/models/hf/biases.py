@@ -108,6 +108,8 @@ def replace_biases(decoder: nn.Module) -> int | None:
             limit = window if limit is None else min(limit, window)
         elif kind.__name__ in ("InklingRelativeLogits", "Inkling2RelativeLogits"):
             module.forward = MethodType(_of_distances, module)
+        elif kind.__name__ == "Inkling2RelativePositionBias":  # transformers from 5.24 on
+            module.forward = MethodType(_of_hidden_states, module)
     return limit
 
 
@@ -125,6 +127,11 @@ def _of_keys(
 
 def _of_distances(module: Any, relative_states: Tensor, *_: object, **__: object) -> DistanceBias:
     return DistanceBias((relative_states @ module.proj).transpose(1, 2))
+
+
+def _of_hidden_states(module: Any, hidden: Tensor, _: object, position_ids: Tensor) -> DistanceBias:
+    heads = module.linear(hidden).view(*hidden.shape[:-1], module.num_heads, -1)
+    return _of_distances(module, module.norm(heads, position_ids))
 
 
 def attend(

@@ -26,6 +26,7 @@ from tgi_cli.config import DecoderFacts, ModelFacts
 from tgi_cli.layers import Build
 from tgi_cli.models.base import DecoderTokens, EncoderDecoderLM
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig
+from tgi_cli.models.hf.arguments import cache_names
 from tgi_cli.models.hf.buffers import fill_buffers
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.model import refusals
@@ -70,6 +71,7 @@ class TransformersEncoderDecoder(EncoderDecoderLM):
             fill_buffers(whole, whole, build, device, stored)
         if (left_out or type(whole).__name__ != config.architecture) and build.shard.rank == 0:
             log.warning(TEXT_ALONE)
+        self._cache_names = cache_names(type(whole).forward)
         self._whole = (whole,)  # in a tuple: its modules are this model's own
         for name, child in whole.named_children():
             self.add_module(name, child)
@@ -114,8 +116,8 @@ class TransformersEncoderDecoder(EncoderDecoderLM):
                 encoder_outputs=MoEModelOutput(last_hidden_state=hidden),
                 attention_mask=mask,
                 decoder_input_ids=tokens.ids[None, index : index + 1],
-                past_key_values=cache,
                 use_cache=True,
+                **dict.fromkeys(self._cache_names, cache),
             )
             if index >= len(tokens.ids) - tokens.samples:
                 yield output.logits[:, -1]
@@ -195,8 +197,8 @@ def _try(whole: Any) -> tuple[CacheLayout, int, int]:
         output = whole(
             encoder_outputs=MoEModelOutput(last_hidden_state=hidden),
             decoder_input_ids=torch.zeros(1, 1, dtype=torch.int64, device="meta"),
-            past_key_values=cache,
             use_cache=True,
+            **dict.fromkeys(cache_names(type(whole).forward), cache),
         )
     return CacheLayout.of(cache), width, output.logits.shape[-1]
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from tgi_cli.attention.sparse import BlockRule, ChosenRows, choose_blocks, choose_tokens
 from tgi_cli.models.hf import pooled_indexers
+from tgi_cli.models.hf.arguments import cache_names, parameters_of
 from tgi_cli.models.hf.masks import Unsupported, WindowMask
 
 _UNLIMITED = 1 << 62
@@ -143,8 +144,8 @@ def _is_known(indexer: Any) -> bool:
     """Whether an indexer scores single tokens, blocks of them, or means of a kind that is known."""
     if hasattr(indexer, "topk_blocks") or pooled_indexers.is_pooled(indexer):
         return True
-    names = inspect.signature(indexer.forward).parameters.keys()
-    return hasattr(indexer, "index_topk") and {"attention_mask", "past_key_values"} <= names
+    masked = "attention_mask" in parameters_of(indexer.forward)
+    return hasattr(indexer, "index_topk") and masked and len(cache_names(indexer.forward)) == 1
 
 
 def _every_token(*_: object, **__: object) -> EveryToken:
@@ -182,13 +183,14 @@ def _with_stand_ins(indexer: Any) -> Callable[..., Any]:
     """The indexer's forward, with a stand-in for its cache and its mask."""
     own = indexer.forward
     signature = inspect.signature(own)
+    (cache_name,) = cache_names(own)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         mask = given.arguments.get("attention_mask")
         if mask is not EVERY_TOKEN and mask != WindowMask(None):
             raise Unsupported(_OWN_MASK)
-        given.arguments |= {"attention_mask": _CAUSAL, "past_key_values": _IndexCache(indexer)}
+        given.arguments |= {"attention_mask": _CAUSAL, cache_name: _IndexCache(indexer)}
         chosen = own(*given.args, **given.kwargs)
         if not isinstance(chosen, Chosen):
             raise Unsupported("has an indexer of another kind")

@@ -67,7 +67,7 @@ def _bound(forward: Callable[..., Any], cache: StepCache, layer: int) -> Callabl
 
 
 def _recurrent_block(
-    cache: StepCache, block: Any, inputs: Tensor, position_ids: Tensor, *_: object, **__: object
+    cache: StepCache, block: Any, /, inputs: Tensor, position_ids: Tensor, *_: object, **__: object
 ) -> tuple[Tensor, None]:
     """Griffin's block of a convolution and a gated linear recurrence (RG-LRU).
 
@@ -132,7 +132,7 @@ def _scale(layer: Any) -> float:
 
 
 def _time_mix(
-    cache: StepCache, layer: Any, hidden: Tensor, state: object = None, **_: object
+    cache: StepCache, layer: Any, /, hidden: Tensor, state: object = None, **_: object
 ) -> tuple[Tensor, None]:
     """RWKV-4's attention (https://arxiv.org/abs/2305.13048, section 3.1)."""
     before = _before(cache, hidden)
@@ -149,7 +149,7 @@ def _time_mix(
 
 
 def _channel_mix(
-    cache: StepCache, layer: Any, hidden: Tensor, state: object = None
+    cache: StepCache, layer: Any, /, hidden: Tensor, state: object = None
 ) -> tuple[Tensor, None]:
     """RWKV-4's feed-forward block."""
     before = _before(cache, hidden)
@@ -198,6 +198,7 @@ def weighted_mean(
 def _matrix_memory(
     cache: StepCache,
     backend: Any,
+    /,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -29,8 +29,10 @@ from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.hf import indexers, own_states
+from tgi_cli.models.hf.arguments import cache_names, parameters_of
 from tgi_cli.models.hf.attention import PROBE, RUN, RUN_OWN, RUN_SPARSE, AttentionContext
 from tgi_cli.models.hf.biases import replace_biases
+from tgi_cli.models.hf.inkling import adapt_inkling2
 from tgi_cli.models.hf.layers import EXPERTS, tame_routing
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.own_attention import replace_own_attention
@@ -140,16 +142,15 @@ class Skeleton:
         inputs: dict[str, Any] = {"input_ids": ids}
         if vectors is not None:
             inputs = {"inputs_embeds": vectors, **(others or {})}
-        parameters = inspect.signature(inspect.unwrap(type(self.decoder).forward)).parameters
+        parameters = parameters_of(type(self.decoder).forward)
         if self.first_position:
             positions = positions + self.first_position
         if "position_ids" in parameters:
             inputs["position_ids"] = positions
         if self.cache is not None:
             self.cache.begin(positions.flatten(0, -2)[0], states)
-            for name in ("cache_params", "past_key_values"):
-                if name in parameters and self.takes_cache:
-                    inputs[name] = self.cache
+            if self.takes_cache:
+                inputs |= dict.fromkeys(cache_names(type(self.decoder).forward), self.cache)
         sized = self.own_attention or "position_ids" not in parameters
         embeddings = getattr(self.decoder, "embeddings", None)
         if self.own_attention and hasattr(embeddings, "token_type_embeddings"):
@@ -286,6 +287,7 @@ def _text_part(whole: Any, longest: int | None) -> Skeleton:
     # It would look for padding in a text, and warn of it.
     cast(Any, decoder).warn_if_padding_and_no_attention_mask = lambda *_, **__: None
     tame_routing(decoder)
+    adapt_inkling2(decoder)
     towers = leave_out_towers(decoder)
     dense = indexers.dense_positions(decoder)
     left_out: list[str] = []
@@ -298,7 +300,7 @@ def _text_part(whole: Any, longest: int | None) -> Skeleton:
     dense = dense or replace_biases(decoder)
     cache, stateful = _with_states(decoder)
     convolutions = {child for module in stateful for child in module.modules()}
-    told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
+    told = "position_ids" in parameters_of(type(decoder).forward)
     give_positions(decoder, None if told else cache)
     wrapped = takes_more(whole.config)
     first = first_position(whole, decoder) if wrapped else 0
@@ -353,7 +355,8 @@ def _with_states(decoder: Any) -> tuple[StepCache, set[nn.Module]]:
         decoder.config._attn_implementation = REHEARSAL
         try:
             cache.begin(ids[0], None)
-            decoder(input_ids=ids, position_ids=ids, past_key_values=cache, use_cache=False)
+            given = dict.fromkeys(cache_names(type(decoder).forward), cache)
+            decoder(input_ids=ids, position_ids=ids, use_cache=False, **given)
         finally:
             decoder.config._attn_implementation = RUN
 

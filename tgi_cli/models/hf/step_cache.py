@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
 from tgi_cli.layers import recurrent
 from tgi_cli.layers.gates import GivenGates, StepSizes
+from tgi_cli.models.hf.arguments import LENGTH_NAMES, parameters_of
 from tgi_cli.models.hf.attention import AttentionContext
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.own_attention import stand_ins
@@ -101,6 +102,11 @@ class StepCache:
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return query_length, 0
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Of no layer: the offsets and sizes of all are the same."""
+        return []
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1
@@ -328,13 +334,12 @@ def give_positions(decoder: nn.Module, cache: StepCache | None) -> None:
     ``cache`` is None for a decoder that is told them: its embeddings are, too.
     """
     for module in decoder.modules():
-        parameters = inspect.signature(inspect.unwrap(type(module).forward)).parameters
-        names = list(parameters)[1:4]
-        if names == ["position_ids", "past_key_values_length"]:
+        names = list(parameters_of(type(module).forward))[1:]
+        if names[:1] == ["position_ids"] and names[1:] in ([name] for name in LENGTH_NAMES):
             module.forward = MethodType(_looked_up, module)
-        elif cache is None and hasattr(module, "make_weights") and "position_ids" in parameters:
+        elif cache is None and hasattr(module, "make_weights") and "position_ids" in names:
             module.forward = MethodType(_rows, module)
-        if cache is not None and names[1:] == ["past_key_values_length", "position_ids"]:
+        if cache is not None and names[1:3] in ([name, "position_ids"] for name in LENGTH_NAMES):
             module.forward = MethodType(_told(type(module).forward, cache), module)
 
 

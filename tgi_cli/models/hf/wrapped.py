@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tgi_cli.models.hf.arguments import CACHE_NAMES, parameters_of
 from tgi_cli.models.hf.attention import PROBE, RUN
 from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask
 
@@ -19,7 +19,7 @@ TRIED = 7
 """Tokens that a model is given to try it."""
 
 _HARMLESS = frozenset(
-    {"past_key_values", "use_cache", "cache_position", "return_dict", "output_attentions"}
+    {*CACHE_NAMES, "use_cache", "cache_position", "return_dict", "output_attentions"}
     | {"output_hidden_states", "output_router_logits", "logits_to_keep", "num_logits_to_keep"}
 )
 
@@ -56,7 +56,7 @@ def _given(
     table, given = decoder.get_input_embeddings(), {}
 
     def record(*args: Any, **kwargs: Any) -> None:
-        names = inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
+        names = parameters_of(type(decoder).forward)
         given.update(kwargs | dict(zip(list(names)[1:], args, strict=False)))
         raise _Reached
 
