@@ -22,7 +22,9 @@ _STAGING_BYTES = 64 << 20
 class HostCache:
     """Slots for blocks of an allocated cache. No call waits for the device.
 
-    With a CPU in the device's place, as in tests, copies are made at once.
+    Nor does one take memory of the device, which a step may have left none of: the scheduler
+    counts on every copy that it has planned. With a CPU in the device's place, as in tests, copies
+    are made at once.
 
     Args:
         attention: has the cache.
@@ -48,6 +50,7 @@ class HostCache:
         self._slots = torch.empty((num_slots, width), dtype=torch.uint8)
         self._most = max(1, _STAGING_BYTES // width)
         self._staging = torch.empty((self._most, width), dtype=torch.uint8, device=self._device)
+        self._indices = torch.empty(self._most, dtype=torch.int64, device=self._device)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             _pin(self._slots)
@@ -64,7 +67,7 @@ class HostCache:
             blocks = self._ids([block for block, _ in part])
             self._wait_for_copies()
             for layer, staged in self._staged(len(part)):
-                staged.copy_(layer.index_select(0, blocks))
+                torch.index_select(layer, 0, blocks, out=staged)
             with self._copying():
                 for row, (_, slot) in zip(self._staging, part, strict=False):
                     self._slots[slot].copy_(row, non_blocking=True)
@@ -95,10 +98,10 @@ class HostCache:
 
     def _ids(self, blocks: list[int]) -> Tensor:
         table = torch.tensor(blocks, dtype=torch.int64, pin_memory=self._stream is not None)
-        return table.to(self._device, non_blocking=True)
+        return self._indices[: len(blocks)].copy_(table, non_blocking=True)
 
     def _copying(self) -> AbstractContextManager[object]:
-        """Beside the current stream, behind what is launched on it so far."""
+        """Run copies beside the current stream, after what was launched on it so far."""
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

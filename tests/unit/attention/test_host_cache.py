@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgi_cli.attention import PagedAttention, create_attention, host_cache
 from tgi_cli.attention.host_cache import HostCache
@@ -75,3 +79,31 @@ def test_a_slot_is_kept_when_its_block_is_overwritten() -> None:
     cache.offload([(0, 3)])
     cache.restore([(3, 6), (2, 0)])
     assert content(attention, 10) == content(attention, 0) == before
+
+
+class Allocations(TorchDispatchMode):
+    """Collects the sizes of tensors that operations make beside those of ``known`` ones."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.known = {each.untyped_storage().data_ptr() for each in known}
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, (list, tuple)) else [result]:
+            if made.untyped_storage().data_ptr() not in self.known:
+                self.sizes.append(made.nbytes)
+        return result
+
+
+def test_copies_take_no_memory_for_blocks() -> None:
+    """The device may have none left after a step, and the scheduler counts on its copies."""
+    attention = filled(torch.float32)
+    cache = HostCache(attention, SLOTS)
+    pairs = [(block, block) for block in range(SLOTS)]
+    known = [*attention.stored, *(each for each in vars(cache).values() if torch.is_tensor(each))]
+    with Allocations(known) as found:
+        cache.offload(pairs)
+        cache.restore(pairs)
+    assert max(found.sizes, default=0) <= 8 * SLOTS, "no more than their numbers"
