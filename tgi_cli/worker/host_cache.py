@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
 from tgi_cli.attention import PagedAttention
 from tgi_cli.attention.host_cache import HostCache
 from tgi_cli.config import EngineConfig
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import ConfigError, OutOfMemoryError
-from tgi_cli.process.units import format_size
+from tgi_cli.process.units import format_memory
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ def open_host_cache(
 
     Raises:
         ConfigError: not even one block fits.
-        OutOfMemoryError: the host does not have the memory.
+        OutOfMemoryError: the host, or the device for blocks on their way, lacks the memory.
     """
     size = config.kv_offloading_size
     if not size:
@@ -34,13 +36,18 @@ def open_host_cache(
     count = shard.smallest(size // shard.size // attention.block_bytes)
     if not count:
         raise ConfigError(
-            f"--kv-offloading-size {format_size(size)} holds no block of the KV cache",
+            f"--kv-offloading-size {format_memory(size)} holds no block of the KV cache",
             "give more, or leave it off",
         )
     try:
         cache = HostCache(attention, count)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            "--kv-offloading-size: the device has no memory left for blocks on their way",
+            "lower --cuda-memory-fraction or --max-batch-total-tokens",
+        ) from error
     except RuntimeError as error:
-        own = format_size(count * attention.block_bytes)
+        own = format_memory(count * attention.block_bytes)
         raise OutOfMemoryError(
             f"--kv-offloading-size: the host does not give {own} of pinned memory ({error})",
             "give less",

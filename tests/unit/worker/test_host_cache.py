@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from tests.tools.checkpoints import make_llama
 from tests.unit.worker.fakes import GREEDY
@@ -14,7 +17,8 @@ from tgi_cli.device.distributed import ALONE
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.errors import ConfigError
+from tgi_cli.errors import ConfigError, OutOfMemoryError
+from tgi_cli.worker import host_cache
 from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.host_cache import open_host_cache
 
@@ -53,3 +57,24 @@ def test_answers_are_the_same_when_their_prefix_comes_back(tmp_path: Path) -> No
     assert answer(3, FIRST) == (first[0], len(FIRST) - 6 * 16)
     assert answer(4, SECOND) == (second[0], len(SECOND) - 6 * 16)
     worker.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "remedy"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "the device has no memory", "lower --cuda"),
+        (RuntimeError("cudaHostRegister failed"), "the host does not give 100.0 MiB", "give less"),
+    ],
+)
+def test_missing_memory_is_named_as_the_hosts_or_the_devices(
+    error: RuntimeError, cause: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(host_cache, "HostCache", refuse)
+    config: Any = SimpleNamespace(kv_offloading_size=100 << 20, block_size=16)
+    attention: Any = SimpleNamespace(block_bytes=1 << 20)
+    with pytest.raises(OutOfMemoryError, match=f"--kv-offloading-size: {cause}") as caught:
+        open_host_cache(config, attention, ALONE)
+    assert caught.value.remedy.startswith(remedy)
