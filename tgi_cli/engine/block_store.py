@@ -87,7 +87,7 @@ class BlockStore(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the blocks that were read, and not taken yet, have reached their limit."""
+        """Whether the limit of blocks that were read, and not taken yet, allows no further one."""
         ...
 
     def save(self, content: bytes, block: int) -> bool:

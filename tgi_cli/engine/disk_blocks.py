@@ -184,7 +184,7 @@ class DiskBlocks:
 
     @property
     def is_full(self) -> bool:
-        return self._reserved >= self._read_bytes
+        return self._reserved + self._block_bytes > self._read_bytes
 
     def save(self, content: bytes, block: int) -> bool:
         name = self._files.name_of(content)

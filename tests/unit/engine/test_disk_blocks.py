@@ -162,10 +162,12 @@ def test_a_full_disk_stops_writing_for_a_while(
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("rest", [0, BLOCK_BYTES - 1])
 def test_what_was_read_and_not_taken_is_bounded(
-    make: Callable[..., DiskBlocks], monkeypatch: pytest.MonkeyPatch
+    rest: int, make: Callable[..., DiskBlocks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_blocks, "READ_BYTES", 4 * BLOCK_BYTES)
+    """Sequences wait for the others' blocks, also where the limit is no whole number of blocks."""
+    monkeypatch.setattr(disk_blocks, "READ_BYTES", 4 * BLOCK_BYTES + rest)
     written(make())
     blocks = make(read_bytes=0)
     first = blocks.load(CONTENTS)
