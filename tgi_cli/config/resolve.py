@@ -263,6 +263,7 @@ def _check_for_decoder(serve: ServeConfig, model: ModelFacts) -> None:
     refused = {
         "--lora-adapters": bool(serve.lora_adapters),
         "--max-loras": bool(serve.max_loras),
+        "--max-prefill-delay": bool(serve.max_prefill_delay),
         "--num-shard": (serve.num_shard or 1) > 1,
         "--sharded": bool(serve.sharded),
         "--pipeline-parallel-size": serve.pipeline_parallel_size > 1,

@@ -55,6 +55,12 @@ def log_limits(serve: ServeConfig, context: int, capacity: Capacity) -> None:
                 " and ".join(ignored),
                 capacity.config.batching,
             )
+    if serve.max_prefill_delay and capacity.config.batching != Batching.FUSED:
+        log.warning(
+            "--max-prefill-delay will be ignored: with --batching %s no step has both prompts and "
+            "decodes",
+            capacity.config.batching,
+        )
 
 
 def found_limits(serve: ServeConfig, context: int, capacity: Capacity) -> Iterator[Limit]:

@@ -416,6 +416,7 @@ def test_an_encoder_decoder_model_computes_prompts_whole_and_reuses_none() -> No
     [
         ({"lora_adapters": ("a=/a",)}, "--lora-adapters"),
         ({"max_loras": 1}, "--max-loras"),
+        ({"max_prefill_delay": 50}, "--max-prefill-delay"),
         ({"num_shard": 2}, "--num-shard"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
         ({"sharded": True}, "--sharded"),

@@ -137,7 +137,13 @@ def test_each_limit_has_its_reason(given: dict[str, Any], line: str) -> None:
             "--waiting-served-ratio and --max-waiting-tokens will be ignored: "
             "with --batching static",
         ),
+        (
+            {"batching": "inflight", "max_prefill_delay": 50},
+            "--max-prefill-delay will be ignored: with --batching inflight no step has both",
+        ),
         ({}, ""),
+        ({"max_prefill_delay": 50}, ""),
+        ({"batching": "inflight", "max_prefill_delay": 0}, ""),
         ({"batching": "inflight", "waiting_served_ratio": 0.5}, ""),
     ],
 )
