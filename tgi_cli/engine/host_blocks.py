@@ -1,8 +1,8 @@
-"""Memory of the host behind the KV cache of a GPU (``--kv-offloading-size``).
+"""Memory of the host for blocks that leave the KV cache of a GPU (``--kv-offloading-size``).
 
 A cached block whose memory is taken for other content is copied to a slot of the host, unless its
-copy is still there, and copied back when a prompt begins with it. Here are only numbers: the worker
-has the memory, and copies what steps say (:attr:`~tgi_cli.engine.step.Step.offloads`,
+copy is still there, and copied back when a prompt begins with it. This module has only numbers: the
+worker has the memory, and copies as steps say (:attr:`~tgi_cli.engine.step.Step.offloads`,
 :attr:`~tgi_cli.engine.step.Step.restores`), in the order of the steps.
 """
 
@@ -74,7 +74,7 @@ class HostBlocks:
 
 
 class HostLoads:
-    """The beginnings of waiting sequences that are in the host's memory: they wait for nothing.
+    """Restores the beginnings of waiting sequences from the host's memory, without waiting.
 
     Implements :class:`tgi_cli.engine.prefix_loads.BlockSource`.
 

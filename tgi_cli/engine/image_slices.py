@@ -53,7 +53,7 @@ class EncodeReport:
         failed: causes for images that could not be encoded, and that the step has ended or used.
         layers: layers that have run so far, for slices that were bounded by time; all of them only
             if nothing is left to run.
-        seconds: time that the slices took; 0 where the device runs behind the host.
+        seconds: time that the slices took; 0 if the device runs asynchronously to the host.
     """
 
     failed: Mapping[int, str] = field(default_factory=dict)

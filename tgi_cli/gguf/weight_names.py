@@ -75,7 +75,7 @@ def weight_views(file: GGUFFile) -> Iterator[WeightView]:
     keys = ArchitectureKeys(file)
     for count, view in enumerate(_all_views(keys), 1):
         if count > _MOST_VIEWS:
-            raise keys.invalid(f"its tensors stand for more than {_MOST_VIEWS}")
+            raise keys.invalid(f"its tensors have more than {_MOST_VIEWS} parts")
         yield view
 
 

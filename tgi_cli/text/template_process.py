@@ -161,11 +161,11 @@ class Templates:
 def _begin(setup: Any) -> Work:
     work = Templates(setup["sources"], setup["special_tokens"])
     jinja2.Template("{% for a in b %}{{ a | upper }}{% endfor %}").render(b="c")
-    return lambda body: _with_long_text_behind(work(body))
+    return lambda body: _with_text_as_data(work(body))
 
 
-def _with_long_text_behind(answer: dict[str, Any]) -> Reply:
-    """The answer with a long text as UTF-8 that follows it."""
+def _with_text_as_data(answer: dict[str, Any]) -> Reply:
+    """The answer, with a long text as UTF-8 after the JSON instead of in it."""
     if len(answer.get("text", "")) <= _JSON_CHARACTERS:
         return answer
     return {}, [answer["text"].encode(errors="surrogatepass")]

@@ -122,7 +122,7 @@ class ImageEncoder:
         return replace(report, layers=layers, seconds=report.seconds + self._since(now))
 
     def _since(self, began: float) -> float:
-        """Seconds that slices took; 0 where the device runs behind the host."""
+        """Seconds that slices took; 0 if the device runs asynchronously to the host."""
         return time.perf_counter() - began if self.device.type == "cpu" else 0.0
 
     def forget(self, key: int) -> None:

@@ -61,7 +61,7 @@ class InputBatch:
 
     Attributes:
         tokens: int32 [max_rows, max_tokens + 1], the pool.
-        scratch: a flat index behind the pool's tokens, for what is to be written nowhere.
+        scratch: a flat index after the pool's tokens, where padding writes its tokens.
     """
 
     def __init__(

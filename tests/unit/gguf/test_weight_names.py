@@ -85,7 +85,7 @@ def test_experts_without_dimensions(dims: tuple[int, ...], tmp_path: Path) -> No
 
 def test_experts_without_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_names, "_MOST_VIEWS", 100)
-    with pytest.raises(ModelError, match="stand for more than 100"):
+    with pytest.raises(ModelError, match="have more than 100 parts"):
         views(tmp_path, "qwen3moe", MIXTURE, ("blk.0.ffn_up_exps.weight", (1, 1, 100)))
 
 

@@ -14,7 +14,7 @@ _THREE_AXES = frozenset(
     | {"qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"}
 )
 """Model types that count the rows and columns of an image from the position that it begins at, and
-go on behind it by the larger number of them."""
+go on after it by the larger number of them."""
 
 WHOLE_PROMPTS = frozenset({"paligemma"})
 """Model types in which all tokens of a prompt see each other."""

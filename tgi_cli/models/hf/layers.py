@@ -245,7 +245,7 @@ def own_parts(
 ) -> dict[str, Callable[[Tensor], Tensor]]:
     """By name, functions from a module's own parameters to this process's parts, where divided.
 
-    A module of experts is told its shard.
+    Sets the shard of a module of experts.
 
     Args:
         module: at ``path`` in the whole model, and ``inner_path`` in the decoder.

@@ -1,9 +1,9 @@
 """Work of image encoders in pieces of some milliseconds, between which a run can be interrupted.
 
 A layer over a tile of 1024 patches takes 40 ms on two server cores, and a photo of thousands of
-patches seconds: longer than streams of text should wait. So whoever runs the encoder with little
-time gets a say between the operations of a layer, and within the longest, products and attention:
-these go a few rows at a time. Only our kernels do, with which a row's result does not depend on the
+patches seconds: longer than streams of text should wait. So a caller with little time may interrupt
+it between the operations of a layer, and within the longest, products and attention, which then
+take a few rows at a time. Only our kernels do so, with which a row's result does not depend on the
 rows beside it, to the last bit.
 """
 
@@ -57,7 +57,7 @@ def pieces(rows: int, operations: float) -> Iterator[slice]:
 def by_pieces(
     module: nn.Module, x: Tensor, operations: float, compute: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """``compute`` of all rows, by pieces if someone is waiting.
+    """``compute`` of all rows, by pieces if the caller has little time.
 
     Args:
         module: module of a tower.

@@ -38,7 +38,7 @@ from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import Unquantized
 
 _OTHERS = re.compile(r"audio|speech|sound|talker|code2wav|vqmodel|generation_")
-"""Within names of parts that images do not need: what hears, speaks, and makes images (Janus)."""
+"""In names of parts that images do not need: of sound, of speech, and of making images (Janus)."""
 
 
 class TransformersTower(VisionTower):
@@ -162,7 +162,7 @@ def _core(whole: Any) -> tuple[Any, str]:
 
 
 def _leave_out_text(whole: Any, core: Any) -> None:
-    """Remove decoder, head, and parts for other than to see."""
+    """Remove decoder, head, and the parts that images do not need."""
     decoder, head = whole.get_decoder(), whole.get_output_embeddings()
     if decoder is core or decoder is whole:
         raise Unsupported("has no decoder of its own beside the tower")

@@ -176,7 +176,7 @@ class KVCacheSizing:
             if sized is not None:
                 self._log("limits as `tgi warmup` measured them on %s; no worst step", saved.date)
                 return sized
-            self._log("there is less memory than on %s: measuring anew", saved.date)
+            self._log("there is less memory than on %s: measuring again", saved.date)
         return self._sized(self._measure())
 
     def _load_profile(self) -> SavedProfile | None:

@@ -1,6 +1,6 @@
 """Steps that make Triton compile whatever serving can ask of it: compiling takes seconds.
 
-A kernel is compiled anew for each combination of its constants: tile sizes, which depend on how
+A kernel is compiled for each combination of its constants: tile sizes, which depend on how
 many tokens, rows and keys there are, and what a request may turn on. Those sizes change at powers
 of two or between two of them, so steps of every power of two meet all of them. On a CPU, nothing is
 compiled by a step.

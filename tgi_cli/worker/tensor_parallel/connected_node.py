@@ -77,5 +77,5 @@ class ConnectedNode:
         )
 
     def lost_error(self) -> ShardError:
-        """The error that the end of its channel amounts to."""
+        """The error to raise when its channel has ended."""
         return ShardError(f"{self.name} is gone", "see its log, and whether it can be reached")

@@ -1,4 +1,4 @@
-"""The errors that the ends of a model's processes amount to."""
+"""Errors that describe how the processes of a model have ended."""
 
 from __future__ import annotations
 

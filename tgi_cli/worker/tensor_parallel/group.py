@@ -42,7 +42,7 @@ UNANSWERED_AT_START = 60
 """The same limit while weights are loaded: libraries may hold the interpreter for seconds."""
 
 WAITING_SECONDS = 30.0
-"""Time between messages that other nodes are waited for."""
+"""Interval between log messages about nodes that have not connected yet."""
 
 CONNECT_SECONDS = 60.0
 """Time limit for the shards to connect, once all have loaded their weights."""

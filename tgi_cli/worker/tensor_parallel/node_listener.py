@@ -63,6 +63,7 @@ class NodeListener:
         self._strangers = threading.Semaphore(_MAX_STRANGERS)
         self._lock = threading.Lock()
         self._halves: dict[int, dict[str, AuthenticatedChannel]] = {}
+        """By process, those of its two channels that have connected."""
         self._closed = threading.Event()
         self._refusals = 0
         self.nodes: dict[int, ConnectedNode] = {}

@@ -6,8 +6,8 @@ The chosen tokens are known to this process, which schedules, and go to the firs
 next step of their sequences. Hidden states go from stage to stage alone, and nothing goes back.
 
 On a CPU, this process's part of a step takes its thread, and waits for the stage before. It is
-computed when the result is asked for; until then, later steps are sent to the other stages. On
-CUDA devices it is launched at once, as both are the device's to wait for.
+computed when the result is requested; until then, later steps are sent to the other stages. On CUDA
+devices it is launched at once, since the device waits for both instead of the thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The store in which the processes of a model find each other's addresses when they connect.
 
-Process 0 has the values; the other processes ask for them on their channel of events. So nothing
-but the processes of a model can read or change them, which a TCPStore of torch would let everyone
-do who reaches its port. https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.Store
+Process 0 has the values; the other processes request them on their channel of events. So only the
+processes of a model can read or change them. A TCPStore of torch would let everyone do so who
+reaches its port. https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.Store
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class _Values(Store):
             return all(key in self._values for key in keys)
 
     def clone(self) -> _Values:
-        """Torch has a store of its own for each thread, if that is needed: not here."""
+        """This store, which threads may share; torch clones stores that they may not."""
         return self
 
     def fail(self) -> None:
-        """Let those that wait raise, now and later."""
+        """Make all waits raise RuntimeError, current and later ones."""
         with self._changed:
             self._failed = True
             self._changed.notify_all()
@@ -107,7 +107,7 @@ class LeaderStore(_Values):
 
 
 class RemoteStore(_Values):
-    """The store in another process; whoever receives its events calls :meth:`put`.
+    """The store in another process; the receiver of its events calls :meth:`put`.
 
     Args:
         events: the process's channel.
