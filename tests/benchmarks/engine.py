@@ -209,14 +209,7 @@ def loaded(model: Path, dtype: str | None) -> Iterator[tuple[ModelWorker, Schedu
         max_prefill_delay=0,
     )
     worker, _ = load_worker(serve, model)
-    capacity = worker.warmup()
-    limits = SchedulerConfig.of(
-        capacity.config,
-        capacity.num_blocks,
-        capacity.kv_window,
-        capacity.num_state_slots,
-        step_seconds=capacity.step_seconds,
-    )
+    limits = SchedulerConfig.after_warmup(worker.warmup())
     yield worker, replace(limits, max_batch_prefill_tokens=256), worker.info().vocab_size
 
 

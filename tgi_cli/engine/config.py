@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from tgi_cli.config import DecoderFacts, EncoderLimits, EngineConfig
 from tgi_cli.config.settings.engine import MAX_WAITING_TOKENS, WAITING_SERVED_RATIO
@@ -29,6 +29,27 @@ class CapacityPolicy(StrEnum):
     """Blocks as it grows; the newest sequence is preempted when they run out."""
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
     """All the blocks that it may ever need; it is never preempted."""
+
+
+class WorkerCapacity(Protocol):
+    """What a scheduler has to know of a warm-up's result; see its parameters by these names."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def kv_window(self) -> int | None: ...
+    @property
+    def num_state_slots(self) -> int: ...
+    @property
+    def encoder(self) -> EncoderLimits | None: ...
+    @property
+    def whole_prompts(self) -> bool: ...
+    @property
+    def step_seconds(self) -> float: ...
+    @property
+    def num_host_blocks(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +120,20 @@ class SchedulerConfig:
         """
         most = self.max_batch_prefill_tokens
         return max(most - num_decodes, max(1, most // 4))
+
+    @classmethod
+    def after_warmup(cls, capacity: WorkerCapacity) -> SchedulerConfig:
+        """The configuration of a scheduler over a worker that is warmed up."""
+        return cls.of(
+            capacity.config,
+            capacity.num_blocks,
+            capacity.kv_window,
+            capacity.num_state_slots,
+            capacity.encoder,
+            capacity.whole_prompts,
+            capacity.step_seconds,
+            capacity.num_host_blocks,
+        )
 
     @classmethod
     def of(

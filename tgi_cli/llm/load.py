@@ -145,16 +145,6 @@ def start_engine(
         worker.close()
 
     info = worker.info()
-    limits = SchedulerConfig.of(
-        capacity.config,
-        capacity.num_blocks,
-        capacity.kv_window,
-        capacity.num_state_slots,
-        capacity.encoder,
-        capacity.whole_prompts,
-        capacity.step_seconds,
-        capacity.num_host_blocks,
-    )
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
         info.model_id,
@@ -166,7 +156,7 @@ def start_engine(
     )
     engine = InProcessEngine(
         worker,
-        limits,
+        SchedulerConfig.after_warmup(capacity),
         capacity.config.depth,
         on_stats,
         info.model_id,

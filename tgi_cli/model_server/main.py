@@ -122,16 +122,7 @@ def _serve(
     spans = open_request_spans(serve, server_config.replica)
     engine = EngineCore(
         worker,
-        SchedulerConfig.of(
-            config,
-            capacity.num_blocks,
-            capacity.kv_window,
-            capacity.num_state_slots,
-            capacity.encoder,
-            capacity.whole_prompts,
-            capacity.step_seconds,
-            capacity.num_host_blocks,
-        ),
+        SchedulerConfig.after_warmup(capacity),
         config.depth,
         compiler=worker.grammars,
         speculator=create_speculator(config, capacity.step_times, capacity.most_proposed),

@@ -67,10 +67,7 @@ def make(
         config = replace(config, cuda_graphs=())
     with random_on(torch.device(kind)):
         worker = make_worker(config)
-    capacity = worker.warmup()
-    return worker, SchedulerConfig.of(
-        capacity.config, capacity.num_blocks, capacity.kv_window, capacity.num_state_slots
-    )
+    return worker, SchedulerConfig.after_warmup(worker.warmup())
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,12 @@ from tests.tools.thread_stages import on_stages
 from tests.unit.config.test_resolve import resolved
 from tgi_cli.config import EngineConfig
 from tgi_cli.device.distributed import Shard
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.errors import ExitCode, OutOfMemoryError
 from tgi_cli.worker.sizing import kv_cache, saved_profile
+from tgi_cli.worker.sizing.image_cost import ImageCost
 from tgi_cli.worker.sizing.kv_cache import (
+    Capacity,
     KVCacheSizing,
     cache_budget,
     size_cache,
@@ -173,3 +176,27 @@ def test_stages_of_different_sizes_have_as_many_blocks(monkeypatch):
     # Half of each stage's part of the memory, in which its small cache is counted as free.
     fewest = (free // 2 + WARMUP_BLOCKS * 3 * BLOCK_BYTES // 2) // (3 * BLOCK_BYTES)
     assert on_stages(3, 1, size_stage) == [fewest] * 3
+
+
+def test_the_scheduler_gets_all_that_warm_up_has_found():
+    cost = ImageCost(3, 2.0, 50, 1 << 10, 1 << 20, 0.001, 0.01, interrupts=True)
+    capacity = Capacity(
+        config=CONFIG,
+        num_blocks=70,
+        cache_bytes=70 << 20,
+        weight_bytes=0,
+        activation_bytes=0,
+        load_seconds=0.0,
+        warmup_seconds=0.0,
+        kv_window=128,
+        num_host_blocks=9,
+        num_state_slots=6,
+        step_seconds=0.5,
+        images=cost,
+        whole_prompts=True,
+    )
+    found = SchedulerConfig.after_warmup(capacity)
+    assert (found.max_total_tokens, found.max_batch_size) == (1000, 4)
+    assert (found.num_blocks, found.window, found.num_host_blocks) == (70, 128, 9)
+    assert (found.num_state_slots, found.encoder, found.whole_prompts) == (6, cost.limits, True)
+    assert found.token_seconds == 0.5 / 256
