@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -90,13 +91,14 @@ class LeaderStore(_Values):
             answer(value)
 
     def handle(self, event: StoreSet | StoreGet, events: Channel) -> None:
-        """Carry out what another process asks on its channel. Raises OSError if it is gone."""
+        """Carry out what another process asks on its channel."""
         if isinstance(event, StoreSet):
             self.set(event.key, event.value)
             return
 
         def answer(value: bytes) -> None:
-            events.send(encode(StoreValue(event.key, value)))
+            with suppress(OSError):  # it is gone: the end of its channel shows it
+                events.send(encode(StoreValue(event.key, value)))
 
         with self._changed:
             value = self._values.get(event.key)
