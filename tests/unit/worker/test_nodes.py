@@ -172,6 +172,17 @@ def test_a_process_that_does_not_start_is_named(
         nodes.start().connect()
 
 
+def test_a_node_logs_that_it_cannot_start_processes(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Instead of blaming its connection to node 0, which then finds it gone."""
+    monkeypatch.setattr(node_agent, "_COMMAND", [str(nodes.folder / "missing")])
+    nodes.join()
+    with pytest.raises(ShardError, match=r"node 1 \(127\.0\.0\.1\) is gone"):
+        nodes.start().connect()
+    assert "the processes of this node cannot be started: [Errno 2]" in caplog.text
+
+
 def test_a_stopped_process_is_noticed_and_killed(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,8 +132,12 @@ class NodeAgent:
                     raise ConfigError(f"node 0 refuses this node: {answer.cause}", answer.remedy)
                 if isinstance(answer, Admitted):
                     log.info("joined node 0: starting %d processes", len(answer.processes))
-                    for number in answer.processes:
-                        processes.append(self._start(answer.run, number, channel))
+                    try:
+                        for number in answer.processes:
+                            processes.append(self._start(answer.run, number, channel))
+                    except OSError as error:
+                        log.error("the processes of this node cannot be started: %s", error)
+                        return
                 else:
                     channel.send(message)
         except TimeoutError:
