@@ -153,15 +153,16 @@ class EngineMetrics:
 
     @classmethod
     def total(cls, parts: Sequence[EngineMetrics]) -> EngineMetrics:
-        """The sum over several engines, with the longest waiting request of all."""
-        found = cls(
-            EngineLoad(
-                **{
-                    each.name: sum(getattr(part.load, each.name) for part in parts)
-                    for each in fields(EngineLoad)
-                }
-            )
-        )
+        """The sum over several engines, with the longest waiting request of all.
+
+        Engines share the folder of ``--kv-cache-dir``, whose bytes count once.
+        """
+        sums = {
+            each.name: sum(getattr(part.load, each.name) for part in parts)
+            for each in fields(EngineLoad)
+        }
+        sums["stored_bytes"] = max((part.load.stored_bytes for part in parts), default=0)
+        found = cls(EngineLoad(**sums))
         for part in parts:
             for key, histogram in part.histograms.items():
                 found.histograms[key].add(histogram)

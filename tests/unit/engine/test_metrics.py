@@ -154,3 +154,17 @@ def test_drafts_are_counted_by_where_they_come_from() -> None:
         ("drafted", "context"): 4,
     }
     assert {source for _, source in found} == set(DRAFT_SOURCES)
+
+
+def test_replicas_add_up_except_for_the_folder_that_they_share() -> None:
+    parts = [
+        EngineMetrics(EngineLoad(running=running, stored_bytes=stored))
+        for running, stored in ((1, 100), (2, 130))
+    ]
+    parts[0].counts["launched", "decode"] = 3
+    parts[1].counts["launched", "decode"] = 4
+    parts[1].counts["stored", "hit"] = 5
+    found = EngineMetrics.total(parts)
+    assert (found.load.running, found.load.stored_bytes) == (3, 130)
+    assert found.counts["launched", "decode"] == 7
+    assert found.counts["stored", "hit"] == 5
