@@ -33,7 +33,7 @@ from tgi_cli.worker.executors import ForwardOutput, RunnableModel
 from tgi_cli.worker.graph_capture import Graph, GraphSet, cuda_graphs
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
-from tgi_cli.worker.step_inputs import StepBatch
+from tgi_cli.worker.step_inputs import StepBatch, sampled_tokens
 
 DECODES = (8, 32, 128, 256)
 PROMPT_TOKENS = (32, 64, 128, 256, 512)
@@ -277,14 +277,9 @@ class MixedGraphs(GraphSet[MixedSize]):
         if table.image_positions.shifted:
             own = np.r_[:decodes, first:end]
             positions[own] = table.image_positions.rope(step, token_rows[own], positions[own])
-        samples = np.array(step.samples, np.int64)
-        sampled = np.repeat(np.arange(len(rows)), samples)
-        # From -1 (its last token) down, for the choices of an entry.
-        behind: Any = -1
-        if step.drafts:
-            behind = np.arange(len(sampled)) - np.repeat(np.cumsum(samples), samples)
-        np.add(token_ends[sampled], behind, out=inputs.last[: len(sampled)])
-        sampled_rows, sampled_ends = rows[sampled], ends[sampled] + (behind + 1)
+        sampled, from_end = sampled_tokens(step)
+        np.add(token_ends[sampled], from_end, out=inputs.last[: len(sampled)])
+        sampled_rows, sampled_ends = rows[sampled], ends[sampled] + (from_end + 1)
         targets = inputs.targets[: len(sampled)]
         np.multiply(sampled_rows, table.width, out=targets)
         targets += sampled_ends

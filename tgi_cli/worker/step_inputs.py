@@ -104,7 +104,6 @@ class FlatStep(NamedTuple):
     def of(cls, batch: StepBatch, table: InputBatch) -> FlatStep:
         """The flat form of any step, with the block tables of ``table``."""
         step, rows, ends = batch.step, batch.rows, batch.ends()
-        samples = np.array(step.samples, np.int64)
         count = len(rows)
         starts = np.zeros(count + 1, np.int32)
         if batch.only_decodes:  # one token per row, all of them sampled
@@ -118,12 +117,23 @@ class FlatStep(NamedTuple):
             positions = np.arange(len(row_of_token)) + np.repeat(ends - starts[1:], counts)
         blocks, offsets = np.divmod(positions, table.block_size)
         slots = table.host_blocks[row_of_token, blocks] * np.int64(table.block_size) + offsets
-        sampled = np.repeat(np.arange(count), samples)
-        # From -1 (its last token) down, for the choices of an entry.
-        behind = np.arange(len(sampled)) - np.repeat(np.cumsum(samples), samples)
-        last = starts[1:][sampled] + behind
-        sampled_rows, sampled_ends = rows[sampled], ends[sampled] + behind + 1
+        sampled, from_end = sampled_tokens(step)
+        last = starts[1:][sampled] + from_end
+        sampled_rows, sampled_ends = rows[sampled], ends[sampled] + (from_end + 1)
         return cls(starts, row_of_token, positions, slots, last, sampled_rows, sampled_ends)
+
+
+def sampled_tokens(step: Step) -> tuple[NDArray[np.int64], NDArray[np.int64] | int]:
+    """The entry of each token that a step samples, and the place of the token before it.
+
+    Places are counted from the end of the entry's tokens: -1 is its last one. Without drafts, that
+    is the place of all.
+    """
+    samples = np.array(step.samples, np.int64)
+    entries = np.repeat(np.arange(len(samples)), samples)
+    if not step.drafts:
+        return entries, -1
+    return entries, np.arange(len(entries)) - np.repeat(np.cumsum(samples), samples)
 
 
 class InputPreparer:
