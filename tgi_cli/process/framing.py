@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import socket
 
 _LENGTH = struct.Struct("<I")
+_PART_BYTES = 1 << 20
 
 Message = bytes | Sequence[bytes]
 """A message, or its parts, which are not copied together."""
@@ -115,6 +116,21 @@ class Channel:
         self._socket.close()
 
     def _read(self, size: int) -> bytes | None:
+        """Receive ``size`` bytes, or None if the other end is gone.
+
+        Memory is taken as they arrive: the length comes from the other end, or from whoever can
+        change what it sends.
+        """
+        parts = []
+        while size:
+            part = self._receive_part(min(size, _PART_BYTES))
+            if part is None:
+                return None
+            parts.append(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _receive_part(self, size: int) -> bytes | None:
         buffer = bytearray(size)
         view = memoryview(buffer)
         while view:

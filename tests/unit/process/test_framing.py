@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import socket
+import threading
+import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +45,31 @@ def test_a_channel_reports_the_end_of_the_other_side() -> None:
     assert theirs.receive() is None
     ours.close()
     theirs.close()
+
+
+def test_a_length_alone_takes_no_memory() -> None:
+    """It may be one that a stranger on the way has changed."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"\xff\xff\xff\xff" + b"x" * 1000)
+        theirs.shutdown(socket.SHUT_WR)
+        tracemalloc.start()
+        try:
+            assert Channel(ours).receive() is None
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+def test_long_messages_arrive_in_parts() -> None:
+    ours, theirs = socket.socketpair()
+    message = bytes(range(256)) * 12_001  # 3 MB
+    with ours, theirs:
+        sending = threading.Thread(target=Channel(theirs).send, args=(message,))
+        sending.start()
+        assert Channel(ours).receive() == message
+        sending.join()
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
