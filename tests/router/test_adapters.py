@@ -250,6 +250,29 @@ class TestAtRunTime:
         assert answer.status_code == 403
         assert "--max-loras" in answer.json()["error"]["message"]
 
+    @pytest.mark.usefixtures("key")
+    async def test_long_names_are_refused(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        engine.load_names("one")
+        name = "a" * 100_000
+        for route, body, param in (
+            ("/v1/load_lora_adapter", {"lora_name": name, "lora_path": "/a"}, "lora_name"),
+            ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": name}, "lora_path"),
+            ("/v1/unload_lora_adapter", {"lora_name": name}, "lora_name"),
+            ("/v1/chat/completions", chat(name), "model"),
+            ("/v1/completions", {"prompt": "a", "adapter_id": name}, "adapter_id"),
+            ("/v1/responses", {"input": "a", "model": name}, "model"),
+        ):
+            answer = await client.post(route, json=body)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert (error["param"], error["code"]) == (param, "string_above_max_length")
+            assert len(answer.content) < 1000
+        assert (await client.post("/generate", json=native(name))).status_code == 422
+        assert engine.there.names == ["one"]
+        assert engine.requests == []
+
     async def test_loading_requires_the_api_key(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:

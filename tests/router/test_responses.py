@@ -243,6 +243,7 @@ async def test_conversation_is_rendered(client: httpx.AsyncClient, engine: FakeE
         ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -187,19 +187,22 @@ class TestN:
         assert not set(await seeds(n=5)) & set(many)
 
     @pytest.mark.parametrize("seed", [7, (1 << 64) - 1])
+    @pytest.mark.parametrize(("route", "body"), [*REQUESTS, (COMPLETIONS, {"prompt": ["x", "y"]})])
     async def test_seeds_are_those_of_the_python_api(
-        self, client: httpx.AsyncClient, engine: FakeEngine, seed: int
+        self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict, seed: int
     ) -> None:
-        body = {"messages": USER, "n": 4, "seed": seed, "temperature": 0.8}
-        await client.post(CHAT, json=body)
+        count = body.get("n") or body.get("best_of") or 1
+        answer = await client.post(route, json=body | {"seed": seed, "temperature": 0.8})
+        assert answer.status_code == 200, answer.text
         offline = requests_of(
             Prompt(0, None, (3, 4)),
             SamplingParams(temperature=0.8, seed=seed),
-            GenerationOptions(n=4, max_new_tokens=2),
+            GenerationOptions(n=count, max_new_tokens=2),
             engine.info,
             itertools.count(1),
         )
-        assert [request.sampling.seed for request in engine.requests] == [
+        prompts = len(engine.requests) // count
+        assert [request.sampling.seed for request in engine.requests] == prompts * [
             request.sampling.seed for request in offline
         ]
 

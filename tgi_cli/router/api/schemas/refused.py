@@ -41,11 +41,12 @@ _INSTEAD = {
     "": (
         # OpenAI, some of it in one API only
         "audio", "web_search_options", "best_of", "suffix", "echo", "context_management",
+        "functions", "function_call",
         # vLLM
         "use_beam_search", "length_penalty", "early_stopping", "logprob_token_ids",
         "logits_processors", "prompt_embeds", "return_token_ids", "documents",
         "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "mm_processor_kwargs",
-        "media_io_kwargs", "repetition_detection",
+        "media_io_kwargs", "repetition_detection", "chat_template",
         # transformers
         "num_beams", "no_repeat_ngram_size", "penalty_alpha", "guidance_scale",
         "epsilon_cutoff", "eta_cutoff",
@@ -74,12 +75,15 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     ),
     **dict.fromkeys(("top_n_sigma", "adaptive_target", "repeat_last_n", "id_slot"), (-1,)),
     "separate_reasoning": (True,),
+    "function_call": ("none", "auto"),
     "reasoning_format": ("auto", "deepseek", "parsed"),
 }
 """Other values without effect: they disable a feature, or are the default behavior."""
 _MEANINGFUL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("separate_reasoning", "enable_thinking"), (False,)),
     **dict.fromkeys(("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"), (0,)),
+    **dict.fromkeys(("repeat_last_n", "adaptive_target", "guidance_scale"), (0,)),
+    "web_search_options": ({},),
     **dict.fromkeys((name for name in REFUSED if name.startswith("max_")), (0,)),
 }
 """Empty values that do request something."""
