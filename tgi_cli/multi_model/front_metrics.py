@@ -112,7 +112,7 @@ def merge(expositions: Mapping[str, str]) -> list[str]:
     for model, text in expositions.items():
         label = f'model="{_label(model)}"'
         family = ""
-        for line in text.splitlines():
+        for line in text.split("\n"):  # values may hold what else ends lines
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
                 known = heads.setdefault(family, [])

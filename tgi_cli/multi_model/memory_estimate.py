@@ -18,6 +18,9 @@ _CACHE_ELEMENT = 2
 """Bytes of a number in the cache."""
 _MAX_CACHED_TOKENS = 32_768
 """Tokens of a cache of no explicit size that are counted, as its pages are taken when written."""
+_MOST_BYTES = 1 << 50
+"""Upper bound of an estimate: config.json may state any numbers, and its model's own server refuses
+it only when it is loaded."""
 
 
 def estimate_memory(path: Path, cached_tokens: int | None) -> int:
@@ -40,7 +43,7 @@ def estimate_memory(path: Path, cached_tokens: int | None) -> int:
     context = config.get("max_position_embeddings")
     known = context if isinstance(context, int) and context > 0 else _MAX_CACHED_TOKENS
     tokens = cached_tokens or min(known, _MAX_CACHED_TOKENS)
-    return weights + tokens * per_token + PROCESS_BYTES
+    return min(weights + tokens * per_token + PROCESS_BYTES, _MOST_BYTES)
 
 
 def weight_bytes(path: Path) -> int:

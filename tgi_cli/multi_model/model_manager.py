@@ -28,6 +28,7 @@ from tgi_cli.multi_model.model_scheduler import (
     Ticket,
 )
 from tgi_cli.process.units import format_memory
+from tgi_cli.router.bounds import NAME_CHARACTERS
 from tgi_cli.router.http import errors
 
 log = logging.getLogger(__name__)
@@ -90,8 +91,8 @@ class ModelManager:
             for model, cards in self.cards.items():  # adapters
                 if any(card.get("id") == name for card in cards):
                     return model
-            known = ", ".join(self.specs)
-            raise errors.no_model(f"The model `{name}` does not exist; models: {known}")
+            known, shown = ", ".join(self.specs), name[:NAME_CHARACTERS]
+            raise errors.no_model(f"The model `{shown}` does not exist; models: {known}")
         return found
 
     @asynccontextmanager
@@ -125,8 +126,13 @@ class ModelManager:
             self._leave(name)
 
     def load(self, name: str) -> None:
-        """Have a model loaded, as if a request had come for it. Raises ApiError."""
-        if self.scheduler.models[name].state is not LoadState.LOADED:
+        """Have a model loaded, as if a request had come for it. Raises ApiError.
+
+        Nothing is queued for a model that is loaded, or that such a call has queued already: no
+        client waits for its end, so that any number of them could fill the queue.
+        """
+        loaded = self.scheduler.models[name].state is LoadState.LOADED
+        if not loaded and not self.scheduler.load_wanted(name):
             self._arrive(name, runs=False)
             self._plan()
 

@@ -168,6 +168,10 @@ class ModelScheduler:
         """Requests for a model in the queue."""
         return sum(ticket.model == name for ticket in self._queue.values())
 
+    def load_wanted(self, name: str) -> bool:
+        """Whether a ticket that only wants the model loaded is in the queue."""
+        return any(t.model == name and not t.runs for t in self._queue.values())
+
     # ------------------------------------------------------------------ requests
 
     def arrive(self, name: str, now: float, *, runs: bool = True) -> Ticket:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from urllib.parse import unquote
 
 import httpx
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tgi_cli.multi_model.model_manager import ModelManager
 from tgi_cli.multi_model.tracing import span_of
+from tgi_cli.router.bounds import Name
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import parse, read_body, unless_disconnected
+from tgi_cli.router.http.bodies import BodyMemory, parse, read_body, unless_disconnected
 from tgi_cli.router.http.errors import ClientDisconnected
 from tgi_cli.router.observability import access_log
 from tgi_cli.rpc.interface import GONE
@@ -40,6 +42,10 @@ _OWN = frozenset([b"host", b"content-length", b"origin", b"x-request-id", MODEL_
 _OWN_ANSWER = frozenset([b"x-request-id", b"request-id", b"date", b"server"])
 """Headers of an answer that this server sets itself."""
 _DRAIN_RETRY_SECONDS = 5
+_MOST_BODIES = 1 << 30
+"""Bytes of the bodies that are read, wait for their model, or are sent to it."""
+_LOOK_UP_SECONDS = 5.0
+"""Time for a model's server to tell whether it has stored a response."""
 _ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _RESPONSES = ("/v1/responses/", "/responses/")
 """Paths below which stored responses are found by their ids, which name no model."""
@@ -51,17 +57,39 @@ class _NamedModel(msgspec.Struct):
     model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class _Body:
+    """A request's body until it has been sent on: an answer may take minutes after that."""
+
+    def __init__(self, content: bytes, memory: BodyMemory) -> None:
+        self._content, self._memory = content, memory
+        self.size = len(content)
+        memory.take(self.size)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._content
+        self.close()
+
+    def close(self) -> None:
+        """Free it. May be called twice."""
+        self._memory.give_back(len(self._content))
+        self._content = b""
+
+
 class ModelProxy:
     """An ASGI application that forwards requests.
 
     Args:
         manager: Loads the models.
         payload_limit: Bytes of a request's body.
+
+    Attributes:
+        bodies: The bodies of all requests.
     """
 
     def __init__(self, manager: ModelManager, payload_limit: int) -> None:
         self._manager = manager
         self._limit = payload_limit
+        self.bodies = BodyMemory(max(_MOST_BODIES, 2 * payload_limit))
         self.in_flight = 0
         """Requests, also those that wait for their model."""
         self.draining = False
@@ -90,14 +118,29 @@ class ModelProxy:
     async def _forward(self, request: Request, send: Send) -> None:
         scope = request.scope
         path = scope.get("raw_path") or scope["path"].encode()
+        if not path.startswith(b"/"):  # OPTIONS *
+            raise HTTPException(404)
         named = _header(scope, MODEL_HEADER)
         if path.startswith(UPSTREAM.encode()):
             name, _, rest = path[len(UPSTREAM) :].partition(b"/")
             named, path = unquote(name.decode("ascii", "replace")), b"/" + rest
-        body = b""
+        body: _Body | None = None
         if _has_body(scope):
-            body = await read_body(request, self._limit)
-            named = named or _model_of(body)
+            content = await read_body(request, self._limit, self.bodies)
+            named = named or _model_of(content)
+            body = _Body(content, self.bodies)
+            del content
+        try:
+            await self._forward_to(named, path, body, request, send)
+        finally:
+            if body is not None:
+                body.close()
+
+    async def _forward_to(
+        self, named: str | None, path: bytes, body: _Body | None, request: Request, send: Send
+    ) -> None:
+        """Forward a request to the model of this name; its header and path may name it, too."""
+        scope = request.scope
         model = self._manager.resolve(named)
         text_path = path.decode("ascii", "replace")
         if named is None and text_path.startswith(_RESPONSES):
@@ -112,11 +155,13 @@ class ModelProxy:
                 span.model_found(model, arrived)
                 headers = span.forward(process.url, headers)
             url = path + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-            sent = process.client.build_request(
+            # Not by the client's method, which adds headers of its own: there may be 100.
+            sent = httpx.Request(
                 scope["method"],
                 httpx.URL(process.url).copy_with(raw_path=url),
-                headers=list(headers),
+                headers=[*headers, *_content_length(body)],
                 content=body,
+                extensions={"timeout": process.client.timeout.as_dict()},
             )
             try:
                 answer = await unless_disconnected(request, process.client.send(sent, stream=True))
@@ -159,7 +204,10 @@ class ModelProxy:
         ]
         for name, process in self._manager.loaded().items():
             try:
-                found = await process.client.get(f"/v1/responses/{id}", headers=headers)
+                # Not GET: the response may be megabytes.
+                found = await process.client.head(
+                    f"/v1/responses/{id}", headers=headers, timeout=_LOOK_UP_SECONDS
+                )
             except httpx.HTTPError:
                 continue
             if found.status_code == httpx.codes.OK:
@@ -179,7 +227,7 @@ def _has_body(scope: Scope) -> bool:
 def _model_of(body: bytes) -> str | None:
     """The model that a body names. Raises ApiError if it is not a JSON object.
 
-    A name that is no text is left to the model's server to refuse.
+    A name that is no text, or too long, is left to the model's server to refuse.
     """
     if body.lstrip()[:1] != b"{":
         return None
@@ -187,15 +235,20 @@ def _model_of(body: bytes) -> str | None:
     if raw is msgspec.UNSET:
         return None
     try:
-        return msgspec.json.decode(raw, type=str)
-    except msgspec.DecodeError:
+        return msgspec.json.decode(raw, type=Name)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _content_length(body: _Body | None) -> list[tuple[bytes, bytes]]:
+    return [] if body is None else [(b"content-length", b"%d" % body.size)]
 
 
 def _request_headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
     for name, value in scope["headers"]:
         if name not in _HOP_BY_HOP and name not in _OWN:
-            yield name, value
+            # White space around a value is none of it (RFC 9110, section 5.5), and not sent.
+            yield name, value.strip(b" \t")
     record = access_log.record()
     if record is not None:  # so that the logs of both servers have the same id
         yield b"x-request-id", record.request_id.encode()

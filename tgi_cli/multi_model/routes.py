@@ -29,12 +29,14 @@ from tgi_cli.multi_model.model_process import ModelProcess
 from tgi_cli.multi_model.model_scheduler import LoadState
 from tgi_cli.router.bounds import Name
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.bodies import json_response, parse, read_body
+from tgi_cli.router.http.bodies import BodyMemory, json_response, parse, read_body
 from tgi_cli.router.http.endpoint import Endpoint, Operation
 from tgi_cli.router.observability import access_log, openmetrics
 from tgi_cli.router.observability.prometheus import CONTENT_TYPE
 
 _BODY_BYTES = 64 * 1024
+_MOST_BODIES = 64 << 20
+"""Bytes of all bodies that are read at a time."""
 _METRICS_SECONDS = 2.0
 _RETRY_SECONDS = "5"
 
@@ -87,11 +89,19 @@ class Done(msgspec.Struct):
 
 @dataclass(slots=True)
 class FrontState:
-    """What the routes share; ``draining`` once this server shuts down."""
+    """What the routes share.
+
+    Attributes:
+        draining: this server shuts down.
+        bodies: the bodies that are read.
+        document: the API's document, once it was asked for.
+    """
 
     manager: ModelManager
     draining: bool = False
     started: float = field(default_factory=time.time)
+    bodies: BodyMemory = field(default_factory=lambda: BodyMemory(_MOST_BODIES))
+    document: bytes = b""
 
 
 Answer = Callable[[FrontState, Request], Awaitable[Response]]
@@ -184,7 +194,8 @@ async def metrics(state: FrontState, request: Request) -> Response:
     texts = await asyncio.gather(
         *(_metrics_of(process, content_type) for process in loaded.values())
     )
-    lines = merge(dict(zip(loaded, texts, strict=True)))
+    # Takes milliseconds for each model.
+    lines = await asyncio.to_thread(merge, dict(zip(loaded, texts, strict=True)))
     own = manager.metrics.lines(manager.scheduler)
     lines += openmetrics.openmetrics(own) if exemplars else own
     registry = CollectorRegistry()
@@ -196,11 +207,17 @@ async def metrics(state: FrontState, request: Request) -> Response:
 
 async def openapi(state: FrontState, request: Request) -> Response:
     """This API as an OpenAPI 3.1 document."""
+    if not state.document:
+        state.document = await asyncio.to_thread(_document, request.app.state.guarded)
+    return Response(state.document, media_type="application/json")
+
+
+def _document(guarded: bool) -> bytes:
+    """The document, which takes 0.1 s with what it imports."""
     from tgi_cli.router.api.openapi import document
     from tgi_cli.router.app import ROUTES as MODEL_ROUTES
 
-    guarded = request.app.state.guarded
-    return json_response(document([*ROUTES, *MODEL_ROUTES], guarded))
+    return msgspec.json.encode(document([*ROUTES, *MODEL_ROUTES], guarded))
 
 
 async def _metrics_of(process: ModelProcess, content_type: str) -> str:
@@ -215,7 +232,7 @@ async def _metrics_of(process: ModelProcess, content_type: str) -> str:
 
 async def _named(state: FrontState, request: Request) -> str:
     """The model that the body names. Raises ApiError."""
-    body = parse(await read_body(request, _BODY_BYTES), NamedModel)
+    body = parse(await read_body(request, _BODY_BYTES, state.bodies), NamedModel)
     return state.manager.resolve(body.model)
 
 

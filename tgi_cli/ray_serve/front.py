@@ -245,7 +245,8 @@ def _headers(scope: Scope) -> Headers:
 
 def _lines_by_replica(answers: Sequence[WholeResponse]) -> dict[str, list[str]]:
     ordered = sorted(answers, key=lambda answer: answer.replica)
-    return {answer.replica: answer.body.decode().splitlines() for answer in ordered}
+    # Values may hold what else ends lines.
+    return {answer.replica: answer.body.decode().rstrip("\n").split("\n") for answer in ordered}
 
 
 def _body_message(body: bytes, *, more: bool = True) -> Message:

@@ -18,6 +18,7 @@ from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 from tgi_cli.router.http.admission import ConcurrencyLimiter
+from tgi_cli.router.http.bodies import BodyMemory
 from tgi_cli.router.http.misspellings import MisspellingLog
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.tracing import Tracing
@@ -61,6 +62,11 @@ class RouterState:
     images: ImageReader | None = None
     started: float = field(default_factory=time.time)
     misspellings: MisspellingLog = field(default_factory=MisspellingLog)
+    bodies: BodyMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = self.payload_limit * self.config.max_concurrent_requests
+        object.__setattr__(self, "bodies", BodyMemory(most))
 
     @property
     def sleep(self) -> EngineSleep:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tgi_cli.config.settings.models_file import read_models
 from tgi_cli.errors import ConfigError
 from tgi_cli.multi_model.memory_estimate import PROCESS_BYTES, estimate_memory
+from tgi_cli.multi_model.model_scheduler import ScheduledModel
 
 CONFIG = {
     "num_hidden_layers": 4,
@@ -45,6 +47,15 @@ def test_unknown_configurations_count_as_a_share_of_the_weights(
     tmp_path: Path, config: object
 ) -> None:
     assert estimate_memory(model(tmp_path, config), None) == 1250 + PROCESS_BYTES
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_key_value_heads", "head_dim"])
+def test_absurd_numbers_are_bounded(tmp_path: Path, name: str) -> None:
+    """Those of the list of models are JSON, and expected times are floats."""
+    memory = estimate_memory(model(tmp_path, {**CONFIG, name: 10**900}), None)
+    assert msgspec.json.decode(msgspec.json.encode(memory)) == memory
+    found = ScheduledModel(name="a", memory=memory)
+    assert found.expected_load_seconds > 1000
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from tgi_cli.router import bounds
 from tgi_cli.router.http.body_errors import invalid_json, wrong_types
-from tgi_cli.router.http.errors import ApiError, ClientDisconnected, late_body
+from tgi_cli.router.http.errors import ApiError, ClientDisconnected, late_body, overloaded
 from tgi_cli.router.http.protocol import body_seconds
 
 T = TypeVar("T")
@@ -27,15 +27,43 @@ _CAUSE_CHARACTERS = 500
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
 """Change of depth at each byte."""
+_RETRY_SECONDS = 1
 _encode = msgspec.json.Encoder().encode
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+class BodyMemory:
+    """Bounds the bodies that are in memory at a time, so that many slow clients cannot fill it.
+
+    Attributes:
+        most: bytes that all of them may take together.
+        taken: bytes that they take.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Count bytes until :meth:`give_back`. Raises ApiError, 429, if there are too many."""
+        if self.taken + size > self.most:
+            error = overloaded(_RETRY_SECONDS)
+            error.headers["connection"] = "close"  # the rest of the body stays unread
+            raise error
+        self.taken += size
+
+    def give_back(self, size: int) -> None:
+        """The bytes are in memory no longer."""
+        self.taken -= size
+
+
+async def read_body(request: Request, limit: int, memory: BodyMemory) -> bytes:
     """The bytes of a JSON body that holds no more values than allowed.
 
+    ``memory`` counts them while they are read.
+
     Raises:
-        ApiError: 415 wrong content type, 413 too large, 408 too slow, 400 too deep, 422 too many
-            values; in plain text on TGI's routes.
+        ApiError: 415 wrong content type, 413 too large, 408 too slow, 429 too many bodies at a
+            time, 400 too deep, 422 too many values; in plain text on TGI's routes.
         ClientDisconnected: the connection closed within the body.
     """
     if not _JSON.match(request.headers.get("content-type", "")):
@@ -54,7 +82,7 @@ async def read_body(request: Request, limit: int) -> bytes:
             headers={"accept-encoding": "identity"},
             plain=True,
         )
-    body = await _read_body(request, limit)
+    body = await _read_body(request, limit, memory)
     if len(body) > bounds.LARGE_BODY:
         await asyncio.to_thread(check_values, body)
     else:
@@ -113,23 +141,27 @@ def first_key(body: bytes | msgspec.Raw, *names: str) -> str | None:
     return next((name for name in names if getattr(keys, name) is not UNSET), None)
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
+async def _read_body(request: Request, limit: int, memory: BodyMemory) -> bytes:
     declared = request.headers.get("content-length", "")
     size = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
     chunks: list[bytes] = []
     if size <= limit:
-        size = 0
+        size = taken = 0
         try:
             async with asyncio.timeout(body_seconds(limit)):
                 async for chunk in request.stream():
                     size += len(chunk)
                     if size > limit:
                         break
+                    memory.take(len(chunk))
+                    taken = size
                     chunks.append(chunk)
         except TimeoutError:
             raise late_body() from None
         except ClientDisconnect as error:
             raise ClientDisconnected from error
+        finally:
+            memory.give_back(taken)
     if size > limit:
         # The connection cannot be reused, as the rest of the body stays unread.
         raise ApiError(

@@ -28,9 +28,9 @@ from tgi_cli.router.state import RouterState, state_of
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
 
-_READING = (400, 408, 413, 415, 422, 500)
+_READING = (400, 408, 413, 415, 422, 429, 500)
 """Statuses of any endpoint that reads a body."""
-_GENERATING = (424, 429, 503, 504)
+_GENERATING = (424, 503, 504)
 """Further statuses of those that generate."""
 
 TENANT = "tenant"
@@ -182,7 +182,7 @@ class Endpoint(Route):
                 require(state)
             body = None
             if decode is not None:
-                raw = await read_body(request, state.payload_limit)
+                raw = await read_body(request, state.payload_limit, state.bodies)
                 body = decode(raw)
                 if operation.generates:
                     state.misspellings.check(path, raw, body)
