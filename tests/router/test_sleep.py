@@ -378,3 +378,32 @@ class TestWithoutLauncher:
             assert answer.status_code == 403
             assert "--enable-sleep-mode" in answer.json()["error"]
         assert not await sleeping(client)
+
+
+class TestIdleSleepAlone:
+    """``--sleep-idle-seconds`` without ``--enable-sleep-mode``."""
+
+    @pytest.fixture
+    def api_key(self) -> str | None:
+        return None
+
+    @pytest.fixture
+    def settings(self, api_key: str | None) -> dict[str, Any]:
+        return {"control_fd": 99, "sleep_idle_seconds": 600.0, "api_key": api_key}
+
+    async def test_strangers_do_not_stop_it(
+        self, client: httpx.AsyncClient, launcher: FakeLauncher
+    ) -> None:
+        answer = await client.post("/sleep")
+        assert answer.status_code == 403
+        assert "--enable-sleep-mode" in answer.json()["error"]
+        assert not launcher.commands
+        assert (await client.post("/wake_up")).status_code == 200
+
+    @pytest.mark.parametrize("api_key", ["secret"])
+    async def test_holders_of_a_key_do(
+        self, client: httpx.AsyncClient, launcher: FakeLauncher
+    ) -> None:
+        await put_to_sleep(client)
+        assert await sleeping(client)
+        assert (await client.post("/wake_up")).status_code == 200

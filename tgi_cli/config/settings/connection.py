@@ -85,7 +85,7 @@ CONNECTION_SETTINGS = (
         enable_sleep_mode=Setting(
             SWITCH,
             "Let clients stop and start the model server: POST /sleep and /wake_up, as in vLLM. "
-            "Implied by --sleep-idle-seconds.",
+            "Implied by --sleep-idle-seconds where there is an API key.",
         ),
         config_fd=Setting(
             whole(0),

@@ -53,12 +53,23 @@ def _query(context: RequestContext[None], name: str, known: tuple[str, ...]) -> 
     return values[-1] if values else None
 
 
-def _require_allowed(state: RouterState) -> None:
+def _require_sleep(state: RouterState) -> None:
     """Raise ApiError, 403, unless the server was started to allow it."""
     if state.config.control_fd is None or not state.config.may_sleep:
         raise errors.forbidden(
             "this server does not sleep: start it by `tgi serve` with --enable-sleep-mode, or "
             "--sleep-idle-seconds"
+        )
+
+
+def _require_stop(state: RouterState) -> None:
+    """The same, for a request that ends those of other clients and costs the time of a start."""
+    _require_sleep(state)
+    config = state.config
+    if not config.enable_sleep_mode and config.api_key is None:
+        raise errors.forbidden(
+            "this server sleeps when it is idle, and anyone could stop it, as it has no API key: "
+            "start it with --enable-sleep-mode to allow that, or with API_KEY set (or --api-key)"
         )
 
 
@@ -68,8 +79,8 @@ def _operation(**query: tuple[str, ...]) -> Operation:
 
 
 ROUTES = [
-    Endpoint("/sleep", sleep, _operation(level=_LEVELS, mode=_MODES), require=_require_allowed),
-    Endpoint("/wake_up", wake_up, _operation(tags=_TAGS), require=_require_allowed),
+    Endpoint("/sleep", sleep, _operation(level=_LEVELS, mode=_MODES), require=_require_stop),
+    Endpoint("/wake_up", wake_up, _operation(tags=_TAGS), require=_require_sleep),
     Endpoint(
         "/is_sleeping", is_sleeping, Operation(tag="Service", answer=(Sleeping,)), method="GET"
     ),
