@@ -151,6 +151,8 @@ async def test_names_and_types(client: httpx.AsyncClient) -> None:
         ("application/openmetrics-text;version=1.0.0;q=0", False),
         ("application/openmetrics-text;version=1.0.0;q=x", False),
         ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5", True),
+        ("," * 1000 + "application/openmetrics-text", True),
+        ("," * 30_000 + "application/openmetrics-text", False),
     ],
 )
 async def test_the_format_is_negotiated(

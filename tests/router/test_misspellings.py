@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tgi_cli.router.http import misspellings
 from tgi_cli.router.http.misspellings import MisspellingLog
 
 LOGGER = MisspellingLog.__module__
@@ -81,3 +82,23 @@ async def test_names_that_are_no_text_are_ignored(client: httpx.AsyncClient) -> 
         headers={"content-type": "application/json"},
     )
     assert answer.status_code in (200, 400)
+
+
+async def test_only_a_few_of_many_unknown_names_are_compared(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+    similar = misspellings._similar
+
+    def watched(name: str, kind: Any) -> str:
+        compared.append(name)
+        return similar(name, kind)
+
+    monkeypatch.setattr(misspellings, "_similar", watched)
+    many = {f"temperatur{number}": 1 for number in range(3000)}
+    answer = await client.post("/generate", json=many | {"inputs": "a", "parameters": many})
+    assert answer.status_code == 200
+    assert compared == [], "a body of more than 64 KiB is not looked at"
+    many = dict(list(many.items())[:1500])
+    await client.post("/generate", json=many | {"inputs": "a", "parameters": many})
+    assert compared == [f"temperatur{number}" for number in range(4)] * 2

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import islice
 
 import msgspec
 
@@ -63,10 +64,15 @@ def misspelt(given: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> dict[
 
     At most four unknown names are looked at.
     """
-    known = kind.__struct_encode_fields__
-    unknown = [name for name in given if name not in known and _NAME.fullmatch(name)]
-    found = {name: _similar(name, kind) for name in unknown[:_MOST_LOOKED_UP]}
+    known = _fields(kind)
+    unknown = (name for name in given if name not in known and _NAME.fullmatch(name))
+    found = {name: _similar(name, kind) for name in islice(unknown, _MOST_LOOKED_UP)}
     return {name: meant for name, meant in found.items() if meant and meant not in given}
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_encode_fields__)
 
 
 @lru_cache(maxsize=1024)

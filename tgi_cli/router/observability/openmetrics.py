@@ -21,12 +21,14 @@ _MEDIA_TYPE = "application/openmetrics-text"
 _TEXT = ("text/plain", "text/*", "*/*")
 _TOTAL = "_total"
 _BOUND = re.compile(r'(?<=[{,]le=")[^"]+')
+_ACCEPT_CHARACTERS = 2048
+"""Length of ``Accept`` that is read, in a millisecond; Prometheus sends 300 characters."""
 
 
 def is_accepted(accept: str) -> bool:
     """Whether an ``Accept`` header prefers OpenMetrics 1.0 to the text format (RFC 9110)."""
     weights: dict[str, float] = {}
-    for part in accept.split(","):
+    for part in accept[:_ACCEPT_CHARACTERS].split(","):
         media, *words = (word.strip().lower() for word in part.split(";"))
         parameters = dict(word.split("=", 1) for word in words if "=" in word)
         version = parameters.get("version", "1.0.0").strip('"')
