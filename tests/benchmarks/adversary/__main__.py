@@ -5,9 +5,10 @@
 For each field of each request schema, send the longest, most numerous, most deeply nested and most
 unusual values that the payload limit allows; for each connection, send malformed and excessive
 HTTP. Meanwhile, one process polls /health every 2 ms, another reads a stream, and the memory of
-every server process is sampled. For checkpoints, try extreme values of each field of each file;
-for families, of each further field of their config.json; for gguf, of each key and of the tensors
-of GGUF files; for images, of each field of image processors; for flags, the extremes of each flag.
+every server process is sampled. For models, send odd names, paths and headers, loads and unloads to
+a server of several models. For checkpoints, try extreme values of each field of each file; for
+families, of each further field of their config.json; for gguf, of each key and of the tensors of
+GGUF files; for images, of each field of image processors; for flags, the extremes of each flag.
 Each start has its own time and memory limit.
 
 The budget: /health responds at most 50 ms later than on an idle server, no process grows by more
@@ -23,16 +24,17 @@ import argparse
 import json
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.benchmarks.adversary import report
+from tests.benchmarks.adversary import report, several_models
 from tests.benchmarks.adversary.measure import Bench, Budget, Result
 from tests.benchmarks.adversary.server import KEY, Server
 
 STARTS = ("checkpoints", "families", "gguf", "images", "flags")
-PARTS = ("requests", "protocol", *STARTS)
+PARTS = ("requests", "protocol", "models", *STARTS)
 
 
 def requests(options: argparse.Namespace, parts: list[str]) -> list[Result]:
@@ -62,6 +64,34 @@ def requests(options: argparse.Namespace, parts: list[str]) -> list[Result]:
     print(f"{report.summary(bench.results)}; {time.monotonic() - began:.0f} s")
     if server.restarts:
         print(f"the server was restarted {server.restarts} times")
+    return bench.results
+
+
+def models(options: argparse.Namespace) -> list[Result]:
+    """Run the part that needs a server of several models."""
+    began = time.monotonic()
+    budget = Budget(options.stall / 1e3, options.growth << 20)
+    with tempfile.TemporaryDirectory(prefix="tgi-") as folder:
+        flags = several_models.flags(Path(folder), options.payload_limit)
+        server = Server(key=options.key, flags=[*flags, *options.serve])
+        limits = options.seconds, options.payload_limit, options.guard << 20
+        bench = Bench(server, budget, *limits, front=True)
+        try:
+            several_models.load(bench.client)
+            bench.monitor.renew(server.pid)
+            bench.measure_idle()
+            attacks = several_models.attacks(options.payload_limit)
+            wanted = (attack for attack in attacks if options.route in attack.name)
+            bench.run_attacks("several models", wanted)
+        except KeyboardInterrupt:
+            print("interrupted; showing the results so far", file=sys.stderr)
+        finally:
+            bench.close()
+            server.close()
+    report.show(report.HEAD, report.rows(bench.results), "The front of several models")
+    report.show_violations(bench.results)
+    print(f"\nidle server: /health within {bench.idle.stall * 1e3:.1f} ms")
+    print(f"{report.summary(bench.results)}; {time.monotonic() - began:.0f} s")
     return bench.results
 
 
@@ -100,6 +130,8 @@ def main() -> None:
     results: list[Result] = []
     if {"requests", "protocol"} & set(parts):
         results += requests(options, parts)
+    if "models" in parts and not options.url:
+        results += models(options)
     if {*STARTS} & set(parts):
         from tests.benchmarks.adversary import starts
 

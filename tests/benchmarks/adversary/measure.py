@@ -6,14 +6,14 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.benchmarks.adversary import combined, protocol, web_ui
 from tests.benchmarks.adversary.client import Client, Response
 from tests.benchmarks.adversary.fields import LONG_RESPONSES, Target, targets
-from tests.benchmarks.adversary.monitor import Monitor, Observation
+from tests.benchmarks.adversary.monitor import FRONT, Monitor, Observation
 from tests.benchmarks.adversary.server import Server
 from tests.benchmarks.adversary.values import ValueSet, value_sets
 
@@ -69,7 +69,7 @@ class _Case:
         send: sends a request with one value of the field.
         long: a response may take longer than the client's timeout.
         owner: see :class:`~tests.benchmarks.adversary.fields.Field`.
-        closes, statuses: see :class:`~tests.benchmarks.adversary.protocol.Attack`.
+        closes, statuses, unloads: see :class:`~tests.benchmarks.adversary.protocol.Attack`.
     """
 
     route: str
@@ -80,6 +80,7 @@ class _Case:
     owner: str = ""
     closes: bool = False
     statuses: tuple[int, ...] = ()
+    unloads: bool = False
 
     @property
     def name(self) -> str:
@@ -93,10 +94,17 @@ class Bench:
         seconds: timeout of a request.
         limit: largest body in bytes.
         guard: bytes of growth at which a process is killed.
+        front: the server is one of several models.
     """
 
     def __init__(
-        self, server: Server, budget: Budget, seconds: float, limit: int, guard: int
+        self,
+        server: Server,
+        budget: Budget,
+        seconds: float,
+        limit: int,
+        guard: int,
+        front: bool = False,
     ) -> None:
         self.server = server
         self.budget = budget
@@ -104,7 +112,7 @@ class Bench:
         self.client = Client(server.address, server.key, seconds)
         self.results: list[Result] = []
         self._warm_up()
-        self.monitor = Monitor(server.address, server.pid, server.key, guard)
+        self.monitor = Monitor(server.address, server.pid, server.key, guard, front)
         self.idle = Observation()
         self._fatal: Counter[str] = Counter()
 
@@ -136,11 +144,8 @@ class Bench:
                 self._case(case)
         self._progress("combined", before, began)
         if also_protocol:
-            for part, attacks in (("protocol", protocol.attacks), ("web UI", web_ui.attacks)):
-                began, before = time.monotonic(), len(self.results)
-                for attack in attacks(self.limit):
-                    self._attack(part, attack)
-                self._progress(part, before, began)
+            self.run_attacks("protocol", protocol.attacks(self.limit))
+            self.run_attacks("web UI", web_ui.attacks(self.limit))
         known: set[str] = set()
         for target in targets():
             began, before = time.monotonic(), len(self.results)
@@ -149,6 +154,13 @@ class Bench:
                     self._case(case)
             if len(self.results) > before:
                 self._progress(target.name, before, began)
+
+    def run_attacks(self, part: str, attacks: Iterable[protocol.Attack]) -> None:
+        """Run attacks under the name of their part."""
+        began, before = time.monotonic(), len(self.results)
+        for attack in attacks:
+            self._attack(part, attack)
+        self._progress(part, before, began)
 
     def _cases(self, target: Target, known: set[str]) -> Iterator[_Case]:
         """Yield the cases of one route; ``known`` collects the fields that are covered."""
@@ -210,7 +222,7 @@ class Bench:
                 return Response(0, 0.0, 0, "")
 
         case = _Case(f"({part})", attack.name, ValueSet("", lambda: [b""]), send)
-        case = replace(case, closes=attack.closes, statuses=attack.statuses)
+        case = replace(case, closes=attack.closes, statuses=attack.statuses, unloads=attack.unloads)
         self.results.append(self._measured(case))
 
     def _measured(self, case: _Case) -> Result:
@@ -225,6 +237,8 @@ class Bench:
             self.monitor.begin()
             responses = [case.send(value) for value in values]
             seen = self.monitor.end()
+            if case.unloads:
+                seen.lost = [role for role in seen.lost if role == FRONT]
             if attempt == 0:
                 size = max(response.size for response in responses)
                 result.growth = {role: n - size for role, n in seen.growth.items()}

@@ -18,6 +18,8 @@ from typing import Any
 
 from tests.tools.process_tree import command_of, descendants_of
 
+FRONT = "front"
+"""Role of the process in front of several models."""
 PROBE_SECONDS = 0.002
 """Interval between two requests of the probe."""
 _EPOCH, _SEEN, _SENT, _DONE, _WORST, _RAW, _FAILED, _PID, _LAST = range(9)
@@ -159,9 +161,12 @@ class Monitor:
         root: process ID of the launcher, or 0 not to measure memory.
         key: API key.
         guard: growth in bytes at which a process is killed.
+        front: ``root`` is the process in front of several models, which responds itself.
     """
 
-    def __init__(self, address: tuple[str, int], root: int, key: str, guard: int) -> None:
+    def __init__(
+        self, address: tuple[str, int], root: int, key: str, guard: int, front: bool = False
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self._probe_state: Any = Array("d", _SLOTS, lock=False)
         self._stream_state: Any = Array("d", _SLOTS, lock=False)
@@ -171,6 +176,7 @@ class Monitor:
         self._first_sizes: dict[int, int] = {}
         self._guarded: list[str] = []
         self._closed = threading.Event()
+        self._front = front
         self.root = root
         self.renew(root)
         self._processes = [
@@ -187,7 +193,8 @@ class Monitor:
         self.root = root
         self._first_sizes.clear()
         self._known = self._processes_now()
-        self._probe_state[_PID] = next((p for p, r in self._known.items() if r == "router"), 0)
+        probed = FRONT if self._front else "router"
+        self._probe_state[_PID] = next((p for p, r in self._known.items() if r == probed), 0)
 
     def begin(self, seconds: float = 20.0) -> None:
         """Start an observation; waits until /health has responded once more."""
@@ -246,7 +253,7 @@ class Monitor:
         with contextlib.suppress(OSError):
             for pid in (self.root, *descendants_of(self.root)):
                 if memory_of(pid, "VmRSS"):  # 0 if it has ended
-                    yield pid, role_of(pid)
+                    yield pid, FRONT if self._front and pid == self.root else role_of(pid)
 
     def _guard_memory(self) -> None:
         """Kill processes that grow beyond the guard; record the first size of new ones."""

@@ -20,12 +20,14 @@ class Attack:
         run: runs it and returns the response to its last request.
         closes: the server may close the connection without a response.
         statuses: of which the response must have one; empty for any that a client may cause.
+        unloads: the processes of a model may end.
     """
 
     name: str
     run: Callable[[Client], Response]
     closes: bool = False
     statuses: tuple[int, ...] = ()
+    unloads: bool = False
 
 
 def pipeline(client: Client, method: str, path: str, count: int, more: bytes = b"") -> Response:

@@ -18,6 +18,7 @@ from tests.benchmarks.adversary import (
     models,
     protocol,
     report,
+    several_models,
     starts,
     values,
     web_ui,
@@ -26,6 +27,7 @@ from tests.benchmarks.adversary.client import Response
 from tests.benchmarks.adversary.fields import Target, targets
 from tests.benchmarks.adversary.measure import Result
 from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.models_file import read_models
 from tgi_cli.config.settings.setting import SERVE
 from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.router.api.web_ui import assets
@@ -113,6 +115,24 @@ def test_bodies_without_a_schema_and_combined_ones_keep_to_the_limit() -> None:
         assert len(make(LIMIT)) <= LIMIT + over, name
     for _path, _name, body in combined.bodies(2_000_000):
         json.loads(body)
+
+
+def test_attacks_on_several_models_have_their_own_names_and_the_last_ones_unload() -> None:
+    attacks = list(several_models.attacks(LIMIT))
+    names = [attack.name for attack in attacks]
+    assert len(names) == len(set(names)) > 150
+    unload = [attack.unloads for attack in attacks]
+    assert unload == sorted(unload)
+    assert any(unload)
+
+
+def test_the_file_of_several_models_is_one_that_the_command_takes(tmp_path: Path) -> None:
+    (file, *_) = several_models.flags(tmp_path, LIMIT)
+    found = read_models(Path(file.partition("=")[2]), set())
+    assert list(found) == [several_models.FIRST, several_models.SECOND]
+    folders = {Path(str(values["model"])) for values in found.values()}
+    assert len(folders) == 2
+    assert all((folder / "config.json").is_file() for folder in folders)
 
 
 def test_attacks_on_the_web_ui_have_their_own_names_and_no_path_is_that_of_a_file() -> None:
