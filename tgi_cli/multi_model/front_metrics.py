@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tgi_cli.engine.metrics import SECONDS
 from tgi_cli.multi_model.model_scheduler import LoadState, ModelScheduler
 from tgi_cli.router.observability.prometheus import CounterMetric, HistogramMetric
 
-_SAMPLE = re.compile(r'([a-zA-Z_:][\w:]*)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})? (.*)')
-"""A line of Prometheus' text format or of OpenMetrics: a name, labels, a value and an exemplar."""
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total")
 _RESULTS = ("success", "failure")
 
@@ -102,7 +99,7 @@ class FrontMetrics:
 
 
 def merge(expositions: Mapping[str, str]) -> list[str]:
-    """Merge the metrics of several models, each with a label ``model``.
+    """Merge the metrics of several models, each with a label ``model``; a millisecond for each.
 
     Args:
         expositions: Prometheus' text format by model, or OpenMetrics.
@@ -112,18 +109,27 @@ def merge(expositions: Mapping[str, str]) -> list[str]:
     for model, text in expositions.items():
         label = f'model="{_label(model)}"'
         family = ""
+        of_name: dict[str, list[str]] = {}
         for line in text.split("\n"):  # values may hold what else ends lines
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
                 known = heads.setdefault(family, [])
                 if not any(line.split(" ", 3)[1] == each.split(" ", 3)[1] for each in known):
                     known.append(line)
-            elif found := _SAMPLE.fullmatch(line):
-                name, labels, value = found.groups()
+                continue
+            space, brace = line.find(" "), line.find("{")
+            if space < 0 or line.startswith("#"):
+                continue
+            if 0 <= brace < space:
+                name, rest = line[:brace], line[brace + 1 :]
+                labelled = f"{name}{{{label}{'' if rest.startswith('}') else ','}{rest}"
+            else:  # a brace after the value is that of an exemplar
+                name = line[:space]
+                labelled = f"{name}{{{label}}}{line[space:]}"
+            if name not in of_name:
                 own = family if _belongs(name, family) else name
-                inner = (labels or "{}")[1:-1]
-                both = f"{label},{inner}" if inner else label
-                samples.setdefault(own, []).append(f"{name}{{{both}}} {value}")
+                of_name[name] = samples.setdefault(own, [])
+            of_name[name].append(labelled)
     return [line for family in samples for line in [*heads.get(family, []), *samples[family]]]
 
 

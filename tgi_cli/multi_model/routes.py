@@ -194,8 +194,7 @@ async def metrics(state: FrontState, request: Request) -> Response:
     texts = await asyncio.gather(
         *(_metrics_of(process, content_type) for process in loaded.values())
     )
-    # Takes milliseconds for each model.
-    lines = await asyncio.to_thread(merge, dict(zip(loaded, texts, strict=True)))
+    lines = merge(dict(zip(loaded, texts, strict=True)))
     own = manager.metrics.lines(manager.scheduler)
     lines += openmetrics.openmetrics(own) if exemplars else own
     registry = CollectorRegistry()

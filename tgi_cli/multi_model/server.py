@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import time
@@ -108,6 +109,10 @@ class _Front:
                 if not await self._load_first(manager):
                     return ExitCode.OK
                 listener.listen(BACKLOG)
+                # Exempt what exists by now, which lives as long as the process, from collections,
+                # which would hold the loop for tens of milliseconds.
+                gc.collect()
+                gc.freeze()
                 trim_heap()
                 release_file_pages()
                 names = ",".join(manager.specs)

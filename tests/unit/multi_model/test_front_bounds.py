@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -214,29 +213,14 @@ async def test_the_document_is_made_once_and_off_the_event_loop(
     assert seen[0] != threading.get_ident()
 
 
-async def test_metrics_are_merged_off_the_event_loop(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-
-    def watched(texts: Any) -> list[str]:
-        seen.append(threading.get_ident())
-        return merge(texts)
-
-    monkeypatch.setattr(routes, "merge", watched)
-    await ask(client, "one")
-    assert 'tgi_queue_size{model="one"} 3' in (await client.get("/metrics")).text
-    assert len(seen) == 1
-    assert seen[0] != threading.get_ident()
-
-
 def test_values_of_labels_may_hold_what_ends_lines_elsewhere() -> None:
     odd = "a\u2028b\x1cc\x85d\re"
-    lines = merge({"one": f'# TYPE t gauge\nt{{name="{odd}"}} 1\nt{{name="b"}} 2\n'})
+    lines = merge({"one": f'# TYPE t gauge\nt{{name="{odd}"}} 1\nt{{name="b {{}}"}} 2\nt{{}} 3\n'})
     assert lines == [
         "# TYPE t gauge",
         f't{{model="one",name="{odd}"}} 1',
-        't{model="one",name="b"} 2',
+        't{model="one",name="b {}"} 2',
+        't{model="one"} 3',
     ]
 
 
