@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tests.router import contracts
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
+from tests.router.test_known_parameters import REFUSED
 from tests.unit.text import tiny
 from tgi_cli.text.bundle import TextBundle
 
@@ -170,6 +171,19 @@ class TestInfill:
         assert values == (1.0, 40, 0.0, 1.0)
         assert first.top_p == pytest.approx(0.9)
         assert (second.temperature, second.min_p) == pytest.approx((0.1, 0.2))
+
+    @pytest.mark.parametrize("name", sorted(REFUSED.keys() - {"samplers", "response_fields"}))
+    async def test_parameters_that_are_not_supported_are_refused_by_name(
+        self, client: httpx.AsyncClient, engine: FakeEngine, name: str
+    ) -> None:
+        for value in REFUSED[name]:
+            answer = await client.post(INFILL, json=BODY | {name: value})
+            if name == "id_slot":  # a hint of where the prefix is cached
+                assert answer.status_code == 200
+                return
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == name
+        assert engine.requests == []
 
     async def test_response_fields_selects_fields(self, client: httpx.AsyncClient) -> None:
         fields = ["content", "timings/predicted_n", "truncated", "nothing/here"]

@@ -207,6 +207,21 @@ async def test_errors_name_the_parameter_and_code(
     assert engine.requests == []
 
 
+async def test_no_route_of_openai_answers_422_or_424(client: httpx.AsyncClient) -> None:
+    """The document, which answers are compared with, has TGI's statuses for TGI's routes alone."""
+    paths = (await client.get("/api-doc/openapi.json")).json()["paths"]
+    found = {
+        path: {"422", "424"} & responses.keys()
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+        if method == "post" and (responses := operation["responses"]).keys() & {"400", "422"}
+    }
+    own = {path for path in found if path.startswith("/v1/") or f"/v1{path}" in paths}
+    assert set(ALIASES) < own | {"/detokenize", "/infill"} <= found.keys()
+    assert not [path for path in own | {"/detokenize", "/infill"} if found[path]]
+    assert found["/generate"] == found["/"] == {"422", "424"}
+
+
 @pytest.mark.parametrize(
     ("body", "name"),
     [
