@@ -19,12 +19,16 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tests.tools.gguf_files import write_gguf
 from tests.tools.paged_run import CPU, PagedRun
 from tests.tools.quantized import gptq, int_quantized, write_quantized
 from tgi_cli import demo
 from tgi_cli.models import load_model, read_config
 
 WINDOW = 192
+
+GGUF_TYPES = ("Q4_0", "Q5_1", "Q8_0")
+"""Those that Python can quantize to: with groups of 32, and one with minima."""
 
 
 def windows(model: Path, count: int) -> list[list[int]]:
@@ -58,6 +62,8 @@ def rows(model: Path, folder: Path, texts: list[list[int]]) -> Iterator[str]:
     for name, layout in layouts.items():
         paths[name] = folder / name.split(",")[0]
         write_quantized(model, paths[name], layout)
+    for name in GGUF_TYPES:
+        paths[f"GGUF, {name}"] = write_gguf(model, folder / name, name)
     for name, path in paths.items():
         same = logits(path, torch.float32, 16, texts)
         for bits in (16, 8) if path != model else (16,):

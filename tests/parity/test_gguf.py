@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.parity.cases import CASES
 from tests.parity.engine_run import NEW, run_engine
 from tests.parity.families import Oracle, make_checkpoint, prompts_of
 from tests.parity.test_lora import Models
 from tests.tools.checkpoints import make_llama
-from tests.tools.gguf_files import write_gguf
+from tests.tools.gguf_files import Kinds, write_gguf
 from tests.tools.lora_adapters import make_adapter
 from tests.tools.paged_run import PagedRun, expected, load, random_ids
 from tests.tools.thread_shards import sharded_logits
 from tgi_cli import demo
+from tgi_cli.config import ServeConfig
 from tgi_cli.gguf.model_config import model_config
 from tgi_cli.gguf.reader import read_gguf
+from tgi_cli.kernels import without_cpp_kernels
+from tgi_cli.kernels.linear import multiplies_bytes
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config
@@ -29,6 +34,7 @@ from tgi_cli.models.lora import lora_targets, read_adapter
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.quantize.gguf_output import quantize_to_gguf
 from tgi_cli.quantize.options import QuantizeOptions
+from tgi_cli.worker.factory import load_worker, resolve_config
 
 TOLERANCE = 1e-4
 """Of logits in float32, whose standard deviation is about 1."""
@@ -207,6 +213,64 @@ def test_written_files_are_read_as_the_checkpoint_was(name: str, tmp_path: Path)
         PagedRun(load(each), torch.float32, "torch").step({"a": ids})["a"] for each in (plain, path)
     )
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
+
+
+def mixed_integers(name: str) -> str:
+    """All codes of 4, 5, 6 and 8 bits, in groups of 16 and 32, with minima and without."""
+    kinds = {"attn_q": "Q4_0", "attn_k": "Q5_1", "attn_v": "Q6_K", "attn_output": "Q8_0"}
+    kinds |= {"ffn_gate": "Q4_K", "ffn_up": "Q5_K", "ffn_down": "Q3_K", "output.": "Q2_K"}
+    return next((kind for part, kind in kinds.items() if part in name), "Q8_0")
+
+
+@pytest.mark.parametrize("kinds", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", mixed_integers])
+def test_rounded_activations_depend_on_no_other_token(
+    kinds: str | Kinds, llama: Path, tmp_path: Path
+) -> None:
+    """Neither of other sequences nor of chunks; and they cost little."""
+    if not multiplies_bytes():
+        pytest.skip("this processor does not multiply bytes")
+    path, twin = tmp_path / "gguf", tmp_path / "twin"
+    write_gguf(llama, path, kinds, twin)
+    ids, others = random_ids(60, seed=1), random_ids(45, seed=2)
+
+    def logits(input_bits: int, cuts: tuple[int, ...], eager: bool = False) -> Tensor:
+        run = PagedRun(load(path, torch.bfloat16, input_bits), torch.bfloat16, None, eager=eager)
+        assert (run.program is None) == eager
+        pieces = [ids[begin:end] for begin, end in pairwise([0, *cuts, len(ids)])]
+        return torch.cat([run.step({"a": piece, "b": others[:7]})["a"] for piece in pieces])
+
+    rounded = logits(8, (30, 59))
+    assert torch.equal(rounded, logits(8, (1, 2, 10, 22)))
+    assert torch.equal(rounded, logits(8, (), eager=True))
+    wanted = expected(twin, ids)
+    error = (rounded - wanted).norm()
+    least = (logits(16, ()) - wanted).norm()
+    assert least < error < 8 * least
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "F16"])
+def test_activations_are_rounded_by_default_where_there_are_kernels(
+    kind: str, llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_gguf(llama, tmp_path / "gguf", kind)
+    rounds = kind == "Q4_K" and multiplies_bytes()
+    serve = ServeConfig(model_id="x", dtype="bfloat16", max_batch_total_tokens=64)
+    identities = set()
+    for asked in (None, False, True):
+        if asked and not rounds:
+            continue
+        caplog.clear()
+        with caplog.at_level("INFO", logger="tgi_cli"):
+            worker, config = load_worker(replace(serve, quantize_activations=asked), path)
+        assert config.quantize_activations == (rounds and asked is not False)
+        assert (", activations of 8 bits" in caplog.text) == config.quantize_activations
+        assert ("activations are rounded" in caplog.text) == config.quantize_activations
+        identities.add(worker.block_identity())
+        worker.close()
+    assert len(identities) == 1 + rounds
+    assert not resolve_config(replace(serve, dtype="float32"), path)[0].quantize_activations
+    with without_cpp_kernels():
+        assert not resolve_config(serve, path)[0].quantize_activations
 
 
 def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:

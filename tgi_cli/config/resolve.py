@@ -10,6 +10,7 @@ from tgi_cli.config.checks import check_cache, check_input, check_settings
 from tgi_cli.config.nodes import check_division
 from tgi_cli.config.pipeline import NOT_IN_STAGES, check_devices
 from tgi_cli.config.resolve_drafts import resolve_drafts
+from tgi_cli.config.resolve_quantization import resolve_activations, resolve_quantize
 from tgi_cli.config.schema import (
     DecoderFacts,
     DeviceFacts,
@@ -33,7 +34,6 @@ from tgi_cli.config.settings.model import (
     DEFAULT_LORA_RANK,
     DEFAULT_LORAS,
     MIN_LORA_RANK,
-    ON_THE_FLY,
 )
 from tgi_cli.config.settings.setting import SERVE
 from tgi_cli.errors import ConfigError, UnsupportedModelError
@@ -58,11 +58,18 @@ _DTYPES = {"half": "float16", "float": "float32"}
 
 
 def resolve(
-    serve: ServeConfig, model: ModelFacts, device: DeviceFacts, model_path: Path, lora_rank: int = 0
+    serve: ServeConfig,
+    model: ModelFacts,
+    device: DeviceFacts,
+    model_path: Path,
+    lora_rank: int = 0,
+    multiplies_bytes: bool = False,
 ) -> EngineConfig:
     """Fill in the defaults that depend on model and device, and validate all settings.
 
-    ``lora_rank`` is the largest rank of the adapters that ``serve`` names, or 0.
+    Args:
+        lora_rank: the largest rank of the adapters that ``serve`` names, or 0.
+        multiplies_bytes: whether the device has kernels for activations of 8 bits.
 
     Raises:
         ConfigError: settings that contradict each other or the model, named as flags.
@@ -122,7 +129,10 @@ def resolve(
         kv_cache_dtype=KV_CACHE_DTYPES[serve.kv_cache_dtype] or dtype,
         attention="torch" if model.decoder is not None else _resolve_attention(serve, device),
         cuda_graphs=() if stages > 1 or 0 in (serve.cuda_graphs or ()) else serve.cuda_graphs,
-        quantize=_resolve_quantize(serve.quantize, model, device),
+        quantize=resolve_quantize(serve.quantize, model, device),
+        quantize_activations=resolve_activations(
+            serve.quantize_activations, model, dtype, multiplies_bytes
+        ),
         max_loras=serve.max_loras or (DEFAULT_LORAS if serve.lora_adapters else 0),
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
@@ -310,24 +320,6 @@ def _resolve_attention(serve: ServeConfig, device: DeviceFacts) -> str | None:
         here = ", ".join(name for name, kind in ATTENTIONS.items() if kind in (None, device.kind))
         raise ConfigError(f"--attention {requested} is not for {device.kind}", f"one of: {here}")
     return requested if required or requested == "torch" else None
-
-
-def _resolve_quantize(requested: str | None, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """The format into which to quantize unquantized weights, or None."""
-    found = model.quantization
-    if requested is None:
-        return None
-    if requested == "marlin" and device.kind != "cuda":
-        raise ConfigError("--quantize marlin names kernels of CUDA GPUs", "leave it off")
-    if found is None and requested in ON_THE_FLY:
-        return requested
-    if requested != found and not (requested == "marlin" and found in ("gptq", "awq")):
-        weights = f"is quantized with {found}" if found else "has unquantized weights"
-        raise ConfigError(
-            f"--quantize {requested} contradicts the checkpoint, which {weights}",
-            f"leave it off; for unquantized weights: {', '.join(ON_THE_FLY)}",
-        )
-    return None
 
 
 def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:

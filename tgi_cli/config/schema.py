@@ -32,7 +32,6 @@ class EngineOptions:
     disable_grammar_support: bool = False
     quantize_head: bool = False
     quantize_head_bits: int | None = None
-    quantize_activations: bool = False
     cuda_memory_fraction: float = default("cuda_memory_fraction")
     rope_scaling: str | None = None
     rope_factor: float | None = None
@@ -85,6 +84,8 @@ class ServeConfig(EngineOptions):
     cuda_graphs: tuple[int, ...] | None = None
     """Batch sizes to capture CUDA graphs for; with 0 among them, none."""
     quantize: str | None = None
+    quantize_activations: bool | None = None
+    """None: as llama.cpp does with GGUF files, which depends on the file and the device."""
     disable_custom_kernels: bool = False
     sharded: bool | None = None
     num_shard: int | None = None
@@ -156,6 +157,8 @@ class ModelFacts:
     cache's data type."""
     quantization: str | None = None
     """Format of quantized weights, or None if they are not quantized."""
+    integer_blocks: bool = False
+    """Whether they are a GGUF file's, with integers among them."""
     num_heads: int | None = None
     """Attention heads of the layer with the fewest, or None if unknown."""
     num_kv_heads: int | None = None
@@ -231,6 +234,8 @@ class EngineConfig(EngineOptions):
     """PyTorch's name."""
     quantize: str | None
     """Format into which unquantized weights are quantized on load, or None."""
+    quantize_activations: bool = False
+    """Whether activations are rounded to 8 bits for products with integers."""
     max_loras: int
     """Adapter slots on the device; 0: no adapter can be loaded."""
     max_cpu_loras: int

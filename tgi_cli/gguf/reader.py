@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar
 
 from tgi_cli import files
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError
-from tgi_cli.gguf.tensor_types import REMOVED, TENSOR_TYPES, TensorType
+from tgi_cli.gguf.tensor_types import INTEGERS, REMOVED, TENSOR_TYPES, TensorType
 from tgi_cli.gguf.values import ARRAY, Value, ValueReader, invalid_file, short
 
 MAGIC = b"GGUF"
@@ -82,6 +82,11 @@ class GGUFFile:
     def architecture(self) -> str:
         """The value of ``general.architecture``, such as ``llama``; empty without one."""
         return self.get("general.architecture", str, "")
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether some weights are integers with scales."""
+        return any(each.type.name in INTEGERS for each in self.tensors.values())
 
     def get(self, key: str, kind: type[T], default: T) -> T:
         """A value, or ``default`` if the key is missing.

@@ -61,6 +61,14 @@ TENSOR_TYPES: dict[int, TensorType] = {
 }
 """Types by number."""
 
+INTEGERS = frozenset(
+    {
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    }
+)
+"""Supported types whose codes are integers, not places in a table of values."""
+
 REMOVED = {
     4: "Q4_2",
     5: "Q4_3",

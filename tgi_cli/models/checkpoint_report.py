@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -99,13 +100,18 @@ def describe(folder: Path, device: str | None = None) -> CheckpointReport:
     if layout is not None:
         stored = merge_quantized(stored, layout)
     dtype = torch.bfloat16 if facts.native_bfloat16 else torch.float32
+    # As served by default: see tgi_cli.config.resolve_quantization.
+    input_bits = 8 if config.is_gguf else 16
+    kernel_of = partial(
+        _kernel, dtype=dtype, device=torch.device(facts.kind), input_bits=input_bits
+    )
     ways: dict[str, list[StoredTensor]] = {}
     for tensor in stored.values():
         ways.setdefault(tensor.about if tensor.dtype == QUANTIZED else tensor.dtype, []).append(
             tensor
         )
     found = sorted(
-        (_group_of(how, tensors, dtype, torch.device(facts.kind)) for how, tensors in ways.items()),
+        (_group_of(how, tensors, kernel_of) for how, tensors in ways.items()),
         key=lambda group: -len(group.modules),
     )
     return CheckpointReport(
@@ -118,12 +124,12 @@ def describe(folder: Path, device: str | None = None) -> CheckpointReport:
 
 
 def _group_of(
-    how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device
+    how: str, tensors: list[StoredTensor], kernel_of: Callable[[StoredTensor], str]
 ) -> WeightGroup:
     kernels: dict[str, None] = {}
     by_shape = {tensor.shape: tensor for tensor in tensors if tensor.dtype == QUANTIZED}
     for tensor in by_shape.values():
-        kernels[_kernel(tensor, dtype, device)] = None
+        kernels[kernel_of(tensor)] = None
     return WeightGroup(
         how,
         tuple(tensor.name.removesuffix(".weight") for tensor in tensors),
@@ -133,12 +139,12 @@ def _group_of(
     )
 
 
-def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> str:
+def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device, input_bits: int) -> str:
     """The kernel that computes with a weight, found by creating it."""
     assert tensor.read is not None
     weight = tensor.read(*map(read_tensor, tensor.parts))
     assert isinstance(weight, CodedWeight)
-    product = make_matmul(weight, dtype, device)
+    product = make_matmul(weight, dtype, device, input_bits=input_bits)
     if isinstance(product, str):
         return f"dense, as {product}"
     return product.kernel

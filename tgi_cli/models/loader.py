@@ -79,7 +79,8 @@ def load_model(
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
-        ConfigError: ``input_bits`` is 8, and no product is one with integers.
+        ConfigError: ``input_bits`` is 8, and no product is one with integers. Of a GGUF file
+            with integers, all may be dequantized: activations then keep their 16 bits.
         CheckpointError: files that are absent or cannot be read; tensors that are missing,
             unexpected, of another shape or type. The message names them.
     """
@@ -126,7 +127,8 @@ def load_model(
                 why = "as parts of larger ones, or split by heads"
                 log.info("%d quantized weights are kept in %s: %s", stacked, name, why)
     quantized = [each for each in (method, head) if isinstance(each, Quantized)]
-    if input_bits == 8 and not any(each.quantizes_activations for each in quantized):
+    rounds = any(each.quantizes_activations for each in quantized)
+    if input_bits == 8 and not rounds and not config.is_gguf:
         raise ConfigError(
             "--quantize-activations: the model has no weights in integers of 8 or 4 bits",
             "add --quantize int8, or leave it off",
@@ -137,6 +139,11 @@ def load_model(
         for each in quantized:
             for line in each.report():
                 log.info(line)
+        if rounds and config.is_gguf:
+            log.info(
+                "activations are rounded to 8 bits in products with integers, as in llama.cpp; "
+                "--no-quantize-activations keeps 16 bits"
+            )
     return model.eval()
 
 

@@ -19,6 +19,7 @@ from tgi_cli.models.families.wrapped import wraps_family
 from tgi_cli.models.image_support import takes_images
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LatentSpec
+from tgi_cli.models.weight_files import gguf_headers
 
 if TYPE_CHECKING:
     from tgi_cli.quantization.formats import CheckpointFormat
@@ -163,7 +164,13 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         from tgi_cli.models.hf.model import transformers_facts
 
         facts = transformers_facts(config)
-    return replace(facts, quantization=quantization_name(config), takes_images=takes_images(config))
+    gguf = gguf_headers(config.path) if config.is_gguf else None
+    return replace(
+        facts,
+        quantization=quantization_name(config),
+        integer_blocks=gguf is not None and gguf.has_integers,
+        takes_images=takes_images(config),
+    )
 
 
 def _builtin_facts(config: ModelConfig) -> ModelFacts:

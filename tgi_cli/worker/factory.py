@@ -59,8 +59,10 @@ def resolve_config(serve: ServeConfig, model_path: Path) -> tuple[EngineConfig, 
     """
     model_config = scale_rope(read_config(model_path, serve.trust_remote_code), serve.rope)
     ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
-    facts = model_facts(model_config)
-    return resolve(serve, facts, describe(None), model_path, max(ranks, default=0)), facts
+    facts, device = model_facts(model_config), describe(None)
+    # Of other models it is not asked: to find out loads the kernels.
+    bytewise = facts.integer_blocks and device.kind == "cpu" and multiplies_bytes()
+    return resolve(serve, facts, device, model_path, max(ranks, default=0), bytewise), facts
 
 
 def load_worker(
@@ -232,7 +234,7 @@ def _require_byte_products(device: torch.device, dtype: torch.dtype) -> None:
         raise ConfigError(
             "--quantize-activations needs bfloat16, our kernels, and a CPU with AVX512-BF16 and "
             "VNNI",
-            "leave it off",
+            "use --no-quantize-activations",
         )
 
 

@@ -17,6 +17,7 @@ from tgi_cli.config.settings.setting import (
 from tgi_cli.config.settings.values import (
     FACTOR,
     ITEMS,
+    OPTIONAL_SWITCH,
     SIZES,
     SWITCH,
     one_of,
@@ -123,10 +124,12 @@ LOADING_SETTINGS = (
             "scale per 64 inputs). Default: 8, with --quantize-head alone.",
         ),
         quantize_activations=Setting(
-            SWITCH,
-            "Round activations to int8, with a scale per 64 inputs, for products with weights in "
-            "integers of 8 or 4 bits: faster, less accurate. Needs a CPU with AVX512-BF16 and "
-            "VNNI.",
+            OPTIONAL_SWITCH,
+            "Round activations to int8, with a scale per 64 inputs or fewer, for products with "
+            "weights in integers of 8 bits or fewer: faster, less accurate. Needs bfloat16 and a "
+            "CPU with AVX512-BF16 and VNNI. Default: where these are, on for GGUF files, as in "
+            "llama.cpp; else off.",
+            negative=True,
         ),
         load_format=Setting(
             one_of("FORMAT", *LOAD_FORMATS),
