@@ -8,7 +8,9 @@ from tgi_cli.quantization.tiled_weight import E2M1, E4M3, INTEGER, TABLE, TiledW
 
 KINDS = {
     "int4": (INTEGER, 4, 64, 2, torch.float16),
+    "int4 with minima": (INTEGER, 4, 32, 1, torch.float32),
     "int8": (INTEGER, 8, 128, 0, torch.float32),
+    "int8 with minima": (INTEGER, 8, 32, 1, torch.float32),
     "mxfp4": (E2M1, 4, 32, 1, torch.uint8),
     "nf4": (TABLE, 4, 64, 1, torch.float32),
     "e4m3": (E4M3, 8, 128, 1, torch.float32),
@@ -16,18 +18,25 @@ KINDS = {
 }
 """Form, bits, depth, steps and the dtype of scales."""
 
+ZEROS = {
+    "int4": torch.uint8,
+    "int4 with minima": torch.float32,
+    "int8 with minima": torch.float32,
+}
+"""The dtype of zeros, where there are any."""
+
 
 def empty_weight(
     kind: str, experts: int = 1, outputs: int = 4096, inputs: int = 4096
 ) -> TiledWeight:
-    """A weight of a kind, with zeros if it is int4 (groups of 128, as AWQ's)."""
+    """A weight of a kind, with zeros if it is int4 (groups of 128, as AWQ's) or has minima."""
     form, bits, depth, steps, scales = KINDS[kind]
     blocks = inputs // depth // (8 // bits)
     groups = inputs // depth // steps if steps else 1
     return TiledWeight(
         torch.empty(1, 1, 1, 1, dtype=torch.uint8).expand(experts, blocks, outputs, depth),
         torch.empty(1, 1, 1, dtype=scales).expand(experts, groups, outputs),
-        torch.empty(1, 1, 1, dtype=torch.uint8) if kind == "int4" else None,
+        torch.empty(1, 1, 1, dtype=ZEROS[kind]) if kind in ZEROS else None,
         torch.empty(16) if form == TABLE else None,
         form,
         bits,

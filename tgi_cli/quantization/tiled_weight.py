@@ -35,7 +35,8 @@ class TiledWeight:
     Attributes:
         data: uint8 [E, K / (DEPTH * codes per byte), N, DEPTH].
         scales: [E, groups, N]: float32, float16 or bfloat16; or uint8 exponents of 2, plus 127.
-        zeros: uint8 [E, groups, N], of INTEGER; None for 2 ** (bits - 1).
+        zeros: [E, groups, N], of INTEGER: uint8, or float32 if they are fractions (of minima);
+            None for 2 ** (bits - 1).
         table: float32 [16], of TABLE.
         form: INTEGER, E2M1, E4M3 or TABLE.
         bits: bits of a code, 4 or 8.
@@ -97,7 +98,8 @@ def tile_weight(
 ) -> TiledWeight | str:
     """Arrange a weight of 4- or 8-bit codes on ``device``, or return why no kernel takes it.
 
-    Exact, except that a table is rounded to bfloat16 (:func:`bfloat16_table`). The order of
+    Exact, except that a table is rounded to bfloat16 (:func:`bfloat16_table`); what is left of a
+    code less a fraction is rounded by the kernel to the dtype of its inputs. The order of
     inputs (``weight.order``) is left to the caller. With ``fp8_inputs`` inputs are rounded as well,
     if the weight is e4m3 and its groups are as wide as a step.
     """
@@ -123,9 +125,10 @@ def tile_weight(
             table, scales = table.float().to(device), scales / factor
     zeros = None
     if weight.zeros is not None:
-        if form != INTEGER or not _are_bytes(weight.zeros):
+        if form != INTEGER:
             return "there is no kernel for these zero points"
-        zeros = weight.zeros.to(device, torch.uint8).T.contiguous()[None]
+        stored = torch.uint8 if _are_bytes(weight.zeros) else torch.float32
+        zeros = weight.zeros.to(device, stored).T.contiguous()[None]
     # [N, blocks, codes per byte, DEPTH]
     codes = weight.codes.to(device).view(outputs, -1, per_byte, depth)
     packed = codes[:, :, 0] if bits == 8 else codes[:, :, 0] | codes[:, :, 1] << 4

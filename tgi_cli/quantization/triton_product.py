@@ -47,8 +47,14 @@ _TABLE = tl.constexpr(TABLE)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _decoded(codes: tl.tensor, zero: tl.tensor, table: tl.tensor, FORM: tl.constexpr) -> tl.tensor:
-    """What uint8 codes stand for, exactly, in float32."""
+def _decoded(
+    codes: tl.tensor,
+    zero: tl.tensor,
+    table: tl.tensor,
+    FORM: tl.constexpr,
+    FRACTIONS: tl.constexpr,
+) -> tl.tensor:
+    """What uint8 codes stand for in float32: exactly, unless zeros are fractions."""
     bits = codes.to(tl.uint32)
     if FORM == _E2M1:
         # The exponent's two bits and the mantissa's one where a float32 has them; 2^126 makes up
@@ -62,7 +68,11 @@ def _decoded(codes: tl.tensor, zero: tl.tensor, table: tl.tensor, FORM: tl.const
         values = tl.load(table + bits.to(tl.int32))
     else:
         # The last bits of 2^23: cheaper than a conversion.
-        values = (bits | 0x4B000000).to(tl.float32, bitcast=True) - (zero + 8388608.0)
+        values = (bits | 0x4B000000).to(tl.float32, bitcast=True)
+        if FRACTIONS:  # which would be lost in the sum of 2^23 and a zero
+            values = (values - 8388608.0) - zero
+        else:
+            values = values - (zero + 8388608.0)
     return values
 
 
@@ -112,7 +122,7 @@ def _product_kernel(
     x_scales: tl.tensor,  # float32 [.., groups], with FP8_INPUTS
     data: tl.tensor,  # uint8 [E, blocks, N, DEPTH]
     scales: tl.tensor,  # [E, groups, N]
-    zeros: tl.tensor,  # uint8 [E, groups, N]
+    zeros: tl.tensor,  # uint8 or float32 [E, groups, N]
     table: tl.tensor,  # float32 [16]
     bias: tl.tensor,  # [E, N]
     ends: tl.tensor,  # int32 [E]
@@ -148,6 +158,7 @@ def _product_kernel(
     if start < end:
         HALVES: tl.constexpr = 8 // BITS
         DTYPE: tl.constexpr = x.dtype.element_ty
+        FRACTIONS: tl.constexpr = HAS_ZEROS and zeros.dtype.element_ty == tl.float32
         rows_of_tile = start + tl.arange(0, BLOCK_M)
         in_rows = rows_of_tile < end
         columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -198,7 +209,7 @@ def _product_kernel(
                     weight = number.to(tl.float8e4nv, bitcast=True)
                     a = a.to(tl.float8e4nv, bitcast=True)
                 else:
-                    weight = _decoded(number, offset, table, FORM).to(DTYPE)
+                    weight = _decoded(number, offset, table, FORM, FRACTIONS).to(DTYPE)
                 if STEPS == 0:
                     sums = tl.dot(weight, a, sums, input_precision=PRECISION)
                 else:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.tools.gguf_files import quantized
+from tgi_cli.gguf.tensor_types import TENSOR_TYPES
 from tgi_cli.quantization import bitsandbytes, fp8, mxfp4
 from tgi_cli.quantization.cuda_matmul import TritonMatmul
+from tgi_cli.quantization.gguf import LAYOUTS, read_blocks
 from tgi_cli.quantization.quantized_weight import (
     QuantizedWeight,
     contiguous_groups,
@@ -123,6 +127,20 @@ def test_products_equal_those_of_the_dequantized_weight(
     check(triton_product(x, tiled(weight), None), x, dense, None, bits)
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 18), (torch.float16, 10)])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_products_with_blocks_of_gguf(name: str, dtype: torch.dtype, bits: int) -> None:
+    """In 16 bits, a code less a fraction is rounded as a dense weight would be."""
+    kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == name)
+    generator = np.random.default_rng(0)
+    data, _ = quantized(generator.standard_normal((40, 512), np.float32), name, generator)
+    weight = read_blocks(kind, (40, 512), torch.from_numpy(np.ascontiguousarray(data)).flatten())
+    weight = replace(weight, scales=weight.scales / weight.scales.abs().max())
+    x = torch.randn(21, 512, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+    product = triton_product(x, tiled(weight), None)
+    check(product, x, weight.dequantize(torch.float32), None, bits)
+
+
 @pytest.mark.parametrize("rows", [1, 70])
 @pytest.mark.parametrize("name", ["e4m3, one scale a row", "e4m3, blocks of 128"])
 def test_products_of_e4m3_with_e4m3(name: str, rows: int) -> None:
@@ -228,10 +246,7 @@ def test_what_no_kernel_takes_is_named() -> None:
     nan = WEIGHTS["e4m3, one scale a row"]
     nan = replace(nan, codes=nan.codes.clone().fill_(0x7F))
     assert tile_weight(group_inputs(nan), 8, DEVICE) == "there is no kernel for this format"
-    broken = replace(WEIGHTS["int4, groups of 128 with zeros"])
-    zeros = broken.zeros
-    assert zeros is not None
-    broken = replace(broken, zeros=zeros + 0.5)
+    broken = replace(WEIGHTS["mxfp4"], zeros=torch.ones_like(WEIGHTS["mxfp4"].scales))
     assert "zero points" in str(tile_weight(group_inputs(broken), 4, DEVICE))
 
 
