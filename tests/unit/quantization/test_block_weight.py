@@ -141,3 +141,43 @@ def test_without_our_kernels_it_is_decoded(dtype: torch.dtype, switch: Callable 
             found = make_matmul(blocks("Q4_0", 32), dtype, CPU)
             assert isinstance(found, QuantizedMatmul)
             assert found.kernel == "torch's int4"
+
+
+MEMORY = {
+    "Q4_0": 4.5,
+    "Q4_1": 5,
+    "Q5_0": 5.5,
+    "Q5_1": 6,
+    "Q8_0": 8.5,
+    "Q2_K": 5.25,
+    "Q3_K": 4.625,
+    "Q4_K": 4.75,
+    "Q5_K": 5.75,
+    "Q6_K": 6.625,
+    "IQ4_NL": 4.5,
+    "IQ4_XS": 4.375,
+    "MXFP4": 5,
+    "TQ1_0": 4.0625,
+    "TQ2_0": 4.0625,
+}
+"""Bits of a weight in memory, as docs/quantization.md has them."""
+
+
+@pytest.mark.skipif(cpp_library() is None, reason="there are no kernels here")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_memory(name: str) -> None:
+    matrix = packed(blocks(name, 64, 1024))
+    assert 8 * matrix.nbytes / (64 * 1024) == MEMORY[name]
+
+
+def test_llama_3_1_8b_in_q4_k_m_takes_little_more_than_its_file() -> None:
+    """The types are those that llama.cpp chooses: Q6_K for the head, and for values and what goes
+    down in every second layer."""
+    hidden, inner, kv, vocab, layers = 4096, 14336, 1024, 128256, 32
+    better = layers // 2 * (hidden * kv + inner * hidden) + vocab * hidden
+    every = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner)
+    numbers = {"Q6_K": better, "Q4_K": every + 2 * vocab * hidden - better}
+    file = sum(count * kind_of(name).bits / 8 for name, count in numbers.items())
+    memory = sum(count * MEMORY[name] / 8 for name, count in numbers.items())
+    assert file == pytest.approx(4.912e9, rel=1e-3)
+    assert memory < 1.05 * file
