@@ -76,6 +76,7 @@ def run_model_server(
     fd = server_config.heartbeat_fd
     from tgi_cli.worker.factory import load_worker
 
+    release_file_pages()  # of what imports alone have run: they would add to the peak of loading
     serve = server_config.serve
     memory = None if fd is None else SharedHeartbeat.attach(fd)
     with (

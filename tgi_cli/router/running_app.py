@@ -10,6 +10,7 @@ from functools import partial
 from starlette.applications import Starlette
 
 from tgi_cli.errors import ConfigError
+from tgi_cli.process.resident_memory import release_file_pages, trim_heap
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.replicas.policy import CacheAwarePolicy
@@ -31,6 +32,7 @@ async def running_app(config: RouterConfig) -> AsyncIterator[Starlette]:
         ModelError: The tokenizer or the chat template is missing or unreadable.
         ShardError: The TLS handshake with the engine fails.
     """
+    release_file_pages()  # of what imports alone have run: they would add to the tokenizer's peak
     text = await asyncio.to_thread(
         TextBundle.load,
         config.model_path,
@@ -40,6 +42,7 @@ async def running_app(config: RouterConfig) -> AsyncIterator[Starlette]:
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )
+    trim_heap()  # of what reading the tokenizer took
     client = await _connect(config)
     try:
         vision = await asyncio.to_thread(

@@ -102,7 +102,7 @@ class _Router:
             # Exempt what exists by now, which lives as long as the process, from collections.
             gc.collect()
             gc.freeze()
-            trim_heap()  # of what reading the tokenizer took
+            trim_heap()
             release_file_pages()
             self._server = HttpServer(uvicorn_config(app, config))
             scheme = "https" if config.ssl_certfile else "http"

@@ -73,9 +73,8 @@ class Tokenizer:
         self.adds_space = bool(first) and first[0].startswith(_SPACE)
         self.surface = lru_cache(_CACHED_IDS)(self._surface)
         self.token_bytes = lru_cache(_CACHED_IDS)(self._token_bytes)
-        self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or (
-            '"ByteLevel"' in json.dumps(json.loads(backend.to_str()).get("decoder"))
-        )
+        decoder: Any = backend.decoder
+        self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
     @classmethod
     def load(cls, model_path: Path, trust_remote_code: bool = False) -> Tokenizer:
