@@ -7,7 +7,6 @@ not for all of these.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
