@@ -1,15 +1,16 @@
 """Where the memory of a server is: by process and by kind, before and after streams.
 
     python -m tests.tools.checkpoints --shape 135m /tmp/model
-    python -m tests.benchmarks.memory /tmp/model [--flags "..."] [--streams 1 32] [--mappings 20]
+    python -m tests.benchmarks.memory MODEL [--flags "..."] [--streams 1 32] [--mappings 20]
     python -m tests.benchmarks.memory --pid PID
 
-Starts ``tgi serve``, sends waves of streams (prompts of 128 tokens, 128 new ones), and reads
-``/proc/PID/smaps`` of all its processes, after each wave and once the server has rested. With
-``--pid``, reads those of a running server alone.
+Starts ``tgi serve MODEL``, a checkpoint's folder or a GGUF file, sends waves of streams (prompts of
+128 tokens, 128 new ones), and reads ``/proc/PID/smaps`` of all its processes, after each wave and
+once the server has rested. With ``--pid``, reads those of a running server alone.
 
 Figures are in MB (10^6 bytes). ``pss`` divides shared pages among their processes, so that its sum
-is what the processes take together; ``rss`` counts them for each. Kinds:
+is what the processes take together; ``rss`` counts them for each, and ``peak`` is the most that
+``rss`` has been. Kinds:
 
 ===========  ======================================================================================
 heap         of malloc: the first arena, and those of threads
@@ -126,8 +127,9 @@ def report(pid: int, title: str, most: int) -> None:
             if each.path.startswith("/"):
                 sums["dirty"] += each.fields.get("Private_Dirty", 0)
         if found:
+            sums["peak"] = _peak(process)
             rows.append((f"{role_of(process)} {process}", kinds, sums))
-    columns = ("pss", "rss", "huge", "dirty")
+    columns = ("pss", "rss", "peak", "huge", "dirty")
     print(f"\n| {title} | {' | '.join((*columns, *KINDS))} |")
     print("|---" * (1 + len(columns) + len(KINDS)) + "|")
     total: dict[str, int] = defaultdict(int)
@@ -146,6 +148,15 @@ def report(pid: int, title: str, most: int) -> None:
                 f"{megabytes(each.fields['Rss']):8.1f} {megabytes(dirty):8.1f}  {each.mode} "
                 f"{megabytes(size):8.1f}  {each.kind}  {each.path}"
             )
+
+
+def _peak(pid: int) -> int:
+    """The most kB that were resident; 0 if the process has exited."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def _print_row(
