@@ -6,11 +6,11 @@ their budget: a row costs ``row_cost`` tokens. It is cut into slices of whole la
 with a slice takes no longer than one with a chunk of a prompt, except for the last layer or a layer
 that exceeds a step's budget by itself.
 
-Beside decodes, images and the prompts that contain them may lengthen a step by as much as its
+Beside decodes, images and the prompts that contain them may lengthen a step by a share of what its
 decodes take (:mod:`tgi_cli.engine.step_pace`). On a CPU, where a layer alone may take longer, such
 slices are bounded by time instead, and results say how far they went. They run after the step's
-tokens, and end when the step has lasted twice as long as decodes usually take: so its length does
-not depend on how long this one's did. Beside prompts of text alone,
+tokens, and end when the step has lasted as long as decodes usually take and that share of it: so
+its length does not depend on how long this one's decodes took. Beside prompts of text alone,
 images get half of the budget: texts need not wait until a photo is encoded.
 
 One image is in the encoder at a time, as warm-up has measured the memory of one: an image that was

@@ -12,6 +12,12 @@ from tgi_cli.engine.step import Step
 LEAST_IMAGE_SECONDS = 0.005
 """What images may always add to a step: a stream's reader does not notice it."""
 
+IMAGE_SHARE = 0.85
+"""What images are planned to add to a step, as a part of what its decodes take. The rest is for
+what cannot be planned: the time between two points where a slice can end, chunks that take longer
+than expected, and the host's work for an image. So the longest gaps of a stream, too, stay below
+twice those without images."""
+
 LEAST_CHUNK = 16
 """Tokens of prompts that a step may always compute: kernels take this many rows at once."""
 
@@ -33,8 +39,8 @@ _FALLING_WEIGHT = 0.3
 that others' work has lengthened must not lengthen those after them."""
 
 CHUNK_SHARE = 0.75
-"""Part of the time of images that chunks of their prompts are planned to take where slices are
-bounded by time: a chunk that turns out to take longer cannot be ended."""
+"""Part of the time of images that chunks of their prompts are planned for where slices are bounded
+by time: a chunk that turns out to take longer cannot be ended."""
 
 _OUTLIER = 4.0
 """Factor by which a duration may differ from the average: beyond, other programs ran."""
@@ -92,9 +98,9 @@ class ChunkCosts:
 class StepPace:
     """Decides how much time prompts and images may take in a step that streams wait for.
 
-    Prompts get ``max_prefill_delay``, images and the prompts that they are in
-    :data:`LEAST_IMAGE_SECONDS`, and both as long as decodes take if that is more: so they have half
-    of the time at least, and images at most double the gaps of a stream.
+    Prompts get ``max_prefill_delay``, or as long as decodes take if that is more: so they have half
+    of the time at least. Images and the prompts that contain them get :data:`LEAST_IMAGE_SECONDS`,
+    or :data:`IMAGE_SHARE` of what decodes take: so they at most double the gaps of a stream.
 
     Args:
         config: has the warm-up's measurements. What is unknown is no bound until it is measured.
@@ -183,7 +189,7 @@ class StepPace:
 
     @property
     def _image_seconds(self) -> float:
-        return max(LEAST_IMAGE_SECONDS, self._decode_seconds)
+        return max(LEAST_IMAGE_SECONDS, IMAGE_SHARE * self._decode_seconds)
 
 
 def _bounded(found: float, expected: float) -> float:

@@ -12,16 +12,18 @@ from tests.unit.engine.test_scheduler import Harness, limits, request
 from tgi_cli.config import EncoderLimits
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.engine.step import Step
+from tgi_cli.engine.step_pace import IMAGE_SHARE
 
 CAT = image(b"cat", (6, 10))
+DECODE, IMAGES = 0.06, pytest.approx(0.06 * IMAGE_SHARE)
 
 
 def encoder(layers: int = 4, row_cost: float = 4.0, **more: Any) -> EncoderLimits:
-    """A token takes 10 ms and a decode 50: beside one, images get 5 tokens' worth.
+    """A token takes 10 ms and a decode 60: beside one, images get 51, as 5 tokens take.
 
     Where slices are bounded by time, chunks are planned for 3.
     """
-    known = {"token_seconds": 0.01, "step_seconds": 0.05}
+    known = {"token_seconds": 0.01, "step_seconds": DECODE}
     return EncoderLimits(layers=layers, row_cost=row_cost, cache_rows=32, **(known | more))
 
 
@@ -51,7 +53,7 @@ def beside_a_stream(found: Harness, *sent: Any) -> list[Step]:
 # ---------------------------------------------------------------------- slices
 
 
-def test_slices_beside_a_stream_are_as_long_as_its_decode() -> None:
+def test_slices_beside_a_stream_are_nearly_as_long_as_its_decode() -> None:
     """A layer costs 2.5 tokens: two of them are five."""
     found = harness(interrupts=False, layers=16)
     steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
@@ -64,13 +66,13 @@ def test_slices_beside_a_stream_are_as_long_as_its_decode() -> None:
 
 
 def test_where_a_run_can_be_interrupted_time_bounds_its_slices() -> None:
-    """A layer takes 0.1 s: two slices of 0.05 s, the first beside no token of the prompt."""
+    """A layer takes 0.1 s, two slices: the first one is beside no token of the prompt."""
     found = harness(interrupts=True)
     found.worker.layer_seconds = 0.1
     steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
     slices = [part for step in steps for part in step.encodes]
     assert [(part.layers, part.last, part.seconds) for part in slices] == [
-        *[(0, False, pytest.approx(0.05))] * 8,
+        *[(0, False, IMAGES)] * 8,
         (0, True, None),
     ]
     assert [part.tensors is not None for part in slices] == [True, *[False] * 8]
@@ -86,7 +88,7 @@ def test_text_before_an_image_takes_its_part_of_the_time() -> None:
     found = harness(interrupts=True)
     steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (4, 10))))
     assert [step.num_prefill_tokens for step in steps[:2]] == [3, 1]
-    assert steps[1].encodes[0].seconds == pytest.approx(0.05 * 2 / 3)
+    assert steps[1].encodes[0].seconds == pytest.approx(DECODE * IMAGE_SHARE * 2 / 3)
 
 
 def test_prompts_without_images_have_the_whole_budget() -> None:
@@ -98,7 +100,7 @@ def test_prompts_without_images_have_the_whole_budget() -> None:
 
 
 def test_slices_know_what_the_tokens_of_their_step_are_expected_to_take() -> None:
-    """A decode 50 ms, and a token of a prompt 10: whatever is planned after the slice."""
+    """A decode 60 ms, and a token of a prompt 10: whatever is planned after the slice."""
     found = harness(interrupts=True)
     found.worker.layer_seconds = 0.2
     steps = beside_a_stream(
@@ -107,7 +109,7 @@ def test_slices_know_what_the_tokens_of_their_step_are_expected_to_take() -> Non
     slices = [(step, part) for step in steps for part in step.encodes if not part.last]
     assert {step.num_prefill_tokens > 0 for step, _ in slices} == {True, False}
     for step, part in slices:
-        expected = 0.05 + 0.01 * step.num_prefill_tokens
+        expected = DECODE + 0.01 * step.num_prefill_tokens
         assert part.rest_seconds == pytest.approx(expected)
 
 
