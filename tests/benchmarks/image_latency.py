@@ -1,6 +1,6 @@
 """Measure the time to the first token of requests with photos, and what they cost other streams.
 
-    python -m tests.benchmarks.image_latency [MODEL ...] [--rounds 3] [--folder DIR]
+    python -m tests.benchmarks.image_latency [MODEL ...] [--rounds 3] [--folder DIR] [--apart]
         [--serve=FLAG ...] [--no-peer] [--no-streams]
 
 Models have published sizes and random weights in bfloat16, and take a photo of 1920 x 1080 pixels
@@ -8,8 +8,9 @@ as their processors make it. A run of a model measures
 
 - the time from a request over HTTP with a JPEG in base64 to its answer of one token, beside
   transformers in a process of its own: file to Pillow, processor and ``generate`` of one token.
-  Both use all cores and take turns, with another photo each round; medians, after one round that
-  is not counted. CPU times are those of all processes of either side;
+  Both use all cores and take turns, with another photo each round; medians, after one round with
+  a smaller photo that is not counted. CPU times are those of all processes of either side.
+  ``--apart`` measures one side after the other, where memory does not suffice for both;
 - the next turn of the same conversation: tokens that are computed, runs of the encoder, seconds;
 - gaps between the tokens of a text stream: alone, beside text prompts with as many tokens as a
   photo's, and beside photos. Longer texts take longer per token: so streams end after as many
@@ -31,12 +32,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,14 @@ from PIL import Image
 
 from tests.benchmarks.overload import percentile
 from tests.benchmarks.peers.machine import Clock, descendants, process_ticks
+from tests.benchmarks.text_streams import TextStreams
 from tests.tools.image_models import write_image_model
 from tests.tools.published_shapes import write_published
 from tests.tools.server_process import ServerProcess, stop
 
 SIZE = (1920, 1080)
+FIRST_SIZE = (480, 270)
+"""Of the photo of the round that is not counted."""
 QUESTION = "What is on this photo?"
 START_SECONDS = 1200.0
 ALONE = 3
@@ -115,13 +117,13 @@ def _fill_vocabulary(file: Path, size: int) -> None:
     file.write_text(json.dumps(tokenizer))
 
 
-def photo(seed: int) -> bytes:
+def photo(seed: int, size: tuple[int, int] = SIZE) -> bytes:
     """A JPEG with details of eight pixels."""
     random_bytes = np.random.default_rng(seed)
-    small = (SIZE[1] // 8, SIZE[0] // 8, 3)
+    small = (size[1] // 8, size[0] // 8, 3)
     image = Image.fromarray(random_bytes.integers(0, 256, small, np.uint8))
     file = io.BytesIO()
-    image.resize(SIZE, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    image.resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
@@ -227,68 +229,80 @@ def about(image: bytes) -> dict[str, Any]:
 
 
 @dataclass
-class TextStreams:
-    """Streams of text in a thread, one after the other, with the times of their tokens."""
+class FirstTokens:
+    """What the rounds of a model have measured.
 
-    client: httpx.Client
-    tokens: int
-    times: list[list[float]] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    Attributes:
+        ours: first turns.
+        later: second turns, with the runs of the encoder.
+        theirs: transformers' first turns.
+        foreign: shares of the CPUs that other programs had.
+    """
 
-    def __enter__(self) -> TextStreams:
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        return self
+    ours: list[Answer] = field(default_factory=list)
+    later: list[tuple[Answer, int]] = field(default_factory=list)
+    theirs: list[dict[str, Any]] = field(default_factory=list)
+    foreign: list[float] = field(default_factory=list)
 
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        assert self._thread is not None
-        self._thread.join()
+    def measure(self, server: Server | None, peer: Peer | None, rounds: int, folder: Path) -> None:
+        """Ask both sides, or one of them, in turns."""
+        file = folder / "photo.jpg"
+        before = Clock.read()
+        for number in range(rounds + 1):
+            image = photo(number, SIZE if number else FIRST_SIZE)
+            file.write_bytes(image)
+            if peer is not None and number % 2:
+                self.theirs.append(peer.ask(file))
+            if server is not None:
+                self._ask(server, image)
+            if peer is not None and not number % 2:
+                self.theirs.append(peer.ask(file))
+        self.foreign.append(Clock.read().foreign_since(before))
 
-    def wait(self, streams: int) -> None:
-        """Until so many more have begun."""
-        wanted = len(self.times) + streams
-        while len(self.times) < wanted:
-            assert self._thread is not None
-            if not self._thread.is_alive():
-                raise RuntimeError("the streams have ended")
-            time.sleep(0.01)
+    def _ask(self, server: Server, image: bytes) -> None:
+        self.ours.append(first := server(image))
+        runs = server.encoded()
+        turn = [about(image), {"role": "assistant", "content": first.text}]
+        second = server.ask([*turn, {"role": "user", "content": "And what else?"}])
+        self.later.append((second, server.encoded() - runs))
 
-    def gaps(self, begin: float, end: float) -> list[float]:
-        """Milliseconds between tokens of a stream, of gaps that ended within a time."""
-        pairs = [pair for times in self.times for pair in pairwise(times)]
-        return [(after - before) * 1e3 for before, after in pairs if begin < after <= end]
-
-    def _read(self) -> None:
-        while not self._ended.is_set():
-            body = {
-                "model": "tgi",
-                # Another text each time: drafts would come from the one before.
-                "prompt": f"{len(self.times)} times upon a time",
-                "max_tokens": self.tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-                "stream": True,
-            }
-            with self.client.stream("POST", "/v1/completions", json=body) as response:
-                response.raise_for_status()
-                times: list[float] = []
-                self.times.append(times)
-                for line in response.iter_lines():
-                    if line.startswith("data: {"):
-                        times.append(time.perf_counter())
-                    if self._ended.is_set():
-                        return
+    def show(self, name: str) -> None:
+        """Print the table, without the first round."""
+        rounds, others = len(self.ours) - 1, max(self.foreign)
+        print(f"\n## {name}: first token, {rounds} rounds; other programs {others:.0%} of CPUs\n")
+        print("| | seconds (min-max) | CPU s | prompt tokens | computed | runs of the encoder |")
+        print("|---|---|---|---|---|---|")
+        _row("ours, a photo", self.ours[1:], 1)
+        _row("ours, the next turn", [answer for answer, _ in self.later[1:]], self.later[-1][1])
+        if not self.theirs:
+            return
+        theirs = self.theirs[1:]
+        seconds = sorted(each["seconds"] for each in theirs)
+        cpu = statistics.median(each["cpu"] for each in theirs)
+        found = f"{statistics.median(seconds):.2f} ({seconds[0]:.2f}-{seconds[-1]:.2f})"
+        count = theirs[-1]["tokens"]
+        print(f"| transformers, a photo | {found} | {cpu:.2f} | {count} | {count} | 1 |")
+        mine = statistics.median(each.seconds for each in self.ours[1:])
+        own = statistics.median(each.cpu for each in self.ours[1:])
+        processing = statistics.median(each["processing"] for each in theirs)
+        print(
+            f"\ntransformers takes {statistics.median(seconds) / mine:.2f} times as long, "
+            f"{cpu / own:.2f} times the CPU time; {processing:.2f} s are its processor's",
+            flush=True,
+        )
 
 
 def measure(name: str, path: Path, options: argparse.Namespace, folder: Path) -> None:
     """Print the tables of a model."""
-    seeing = MODELS[name]
+    seeing, found = MODELS[name], FirstTokens()
     limits = ("--max-input-tokens", str(seeing.input_tokens))
     limits += ("--max-total-tokens", str(seeing.input_tokens + 190))
     limits += ("--max-batch-total-tokens", str(seeing.input_tokens * 2 + 2048))
     flags = ("serve", str(path), "--port", "0", "--dtype", "bfloat16", *limits, *options.serve)
+
+    def started() -> Peer:
+        return Peer(path, seeing, folder / f"{name}.log")
+
     with ExitStack() as stack:
         process = ServerProcess(folder / f"{name}.tgi", flags)
         stack.callback(stop, process.process)
@@ -296,55 +310,20 @@ def measure(name: str, path: Path, options: argparse.Namespace, folder: Path) ->
         server = Server(process)
         stack.callback(server.client.close)
         peer = None
-        if not options.no_peer:
-            peer = Peer(path, seeing, folder / f"{name}.log")
-            stack.callback(peer.close)
-        tokens = first_tokens(name, server, peer, options.rounds, folder)
+        if not (options.no_peer or options.apart):
+            peer = stack.enter_context(closing(started()))
+        found.measure(server, peer, options.rounds, folder)
         if peer is not None:
             peer.close()  # its memory is not needed any more
+        if not options.apart:
+            found.show(name)
         if not options.no_streams:
-            streams(name, server, seeing, options.photos, tokens)
-
-
-def first_tokens(name: str, server: Server, peer: Peer | None, rounds: int, folder: Path) -> int:
-    """Measure first and second turns; returns the tokens of a prompt."""
-    ours: list[Answer] = []
-    later: list[tuple[Answer, int]] = []
-    theirs: list[dict[str, Any]] = []
-    file = folder / "photo.jpg"
-    before = Clock.read()
-    for number in range(rounds + 1):
-        image = photo(number)
-        file.write_bytes(image)
-        if peer is not None and number % 2:
-            theirs.append(peer.ask(file))
-        ours.append(first := server(image))
-        runs = server.encoded()
-        turn = [about(image), {"role": "assistant", "content": first.text}]
-        second = server.ask([*turn, {"role": "user", "content": "And what else?"}])
-        later.append((second, server.encoded() - runs))
-        if peer is not None and not number % 2:
-            theirs.append(peer.ask(file))
-    foreign = Clock.read().foreign_since(before)
-    print(f"\n## {name}: first token, {rounds} rounds; other programs {foreign:.0%} of the CPUs\n")
-    print("| | seconds (min-max) | CPU s | prompt tokens | computed | runs of the encoder |")
-    print("|---|---|---|---|---|---|")
-    _row("ours, a photo", ours[1:], 1)
-    _row("ours, the next turn", [answer for answer, _ in later[1:]], later[-1][1])
-    if peer is not None:
-        seconds = sorted(each["seconds"] for each in theirs[1:])
-        cpu = statistics.median(each["cpu"] for each in theirs[1:])
-        found = f"{statistics.median(seconds):.2f} ({seconds[0]:.2f}-{seconds[-1]:.2f})"
-        count = theirs[-1]["tokens"]
-        print(f"| transformers, a photo | {found} | {cpu:.2f} | {count} | {count} | 1 |")
-        mine = statistics.median(each.seconds for each in ours[1:])
-        own = statistics.median(each.cpu for each in ours[1:])
-        processing = statistics.median(each["processing"] for each in theirs[1:])
-        print(
-            f"\ntransformers takes {statistics.median(seconds) / mine:.2f} times as long, "
-            f"{cpu / own:.2f} times the CPU time; {processing:.2f} s are its processor's"
-        )
-    return ours[-1].tokens
+            streams(name, server, seeing, options.photos, found.ours[-1].tokens)
+    if options.apart:
+        if not options.no_peer:
+            with closing(started()) as peer:
+                found.measure(None, peer, options.rounds, folder)
+        found.show(name)
 
 
 def _row(label: str, answers: Sequence[Answer], runs: int) -> None:
@@ -401,6 +380,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=3, help="beside the stream")
     parser.add_argument("--folder", type=Path, help="for checkpoints, which are kept")
     parser.add_argument("--serve", action="append", default=[], help="another flag of `tgi serve`")
+    parser.add_argument("--apart", action="store_true", help="one side after the other")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--no-streams", action="store_true", help="leave streams out")
     options = parser.parse_args()
