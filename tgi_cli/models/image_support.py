@@ -7,6 +7,7 @@ if its decoder gets what transformers gives it for an image: rows, positions and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tgi_cli.models.config import ModelConfig
 
@@ -54,28 +55,82 @@ _CHUNKED = "a chunk of its attention may begin within an image"
 _AXES = "it counts positions within images in a way that is not implemented"
 _LIBRARY = "its tower is a convolutional network of the package timm"
 _LAYERS = "it adds features of images after decoder layers in a way that is not implemented"
+_TORCHVISION = "its image processor requires torchvision"
+_ENCODER = "its images go into an encoder, as texts of encoder-decoder models do"
+_PREPROCESSING = "preprocessing of its images is not implemented"
+_PROTEINS = "it takes proteins in place of images"
 
 REFUSALS: Mapping[str, str] = {
+    "Apertus1p5ForConditionalGeneration": _TOKENS,
+    "AriaForConditionalGeneration": _PREPROCESSING,
+    "Blip2ForConditionalGeneration": _PREPROCESSING,
+    "BlipForConditionalGeneration": _CROSS,
     "ChameleonForConditionalGeneration": _TOKENS,
+    "Cohere2VisionForConditionalGeneration": _TORCHVISION,
     "CohereCompassForConditionalGeneration": _AXES,
     "Cosmos3EdgeForConditionalGeneration": _AXES,
     "Cosmos3OmniForConditionalGeneration": _AXES,
+    "DeepseekOcr2ForConditionalGeneration": _PREPROCESSING,
+    "DeepseekVLHybridForConditionalGeneration": _PREPROCESSING,
+    "DiffusionGemmaForBlockDiffusion": _PREPROCESSING,
+    "Dots3NoteForConditionalGeneration": _PREPROCESSING,
     "Emu3ForConditionalGeneration": _TOKENS,
     "Ernie4_5_VLMoeForConditionalGeneration": _AXES,
+    "EvollaForProteinText2Text": _PROTEINS,
     "FastVlmForConditionalGeneration": _LIBRARY,
+    "Florence2ForConditionalGeneration": _ENCODER,
+    "FuyuForCausalLM": _PREPROCESSING,
     "Gemma3nForConditionalGeneration": _LIBRARY,
+    "Gemma4UnifiedForConditionalGeneration": _TORCHVISION,
+    "GitForCausalLM": _PREPROCESSING,
+    "Glm5NextForConditionalGeneration": _PREPROCESSING,
+    "GotOcr2ForConditionalGeneration": _PREPROCESSING,
     "Granite4VisionForConditionalGeneration": _LAYERS,
     "GraniteDoclingForConditionalGeneration": _LAYERS,
+    "HYV4VLForConditionalGeneration": _AXES,
     "HunYuanVLForConditionalGeneration": _AXES,
+    "IdeficsForVisionText2Text": _CROSS,
+    "Inkling2ForConditionalGeneration": _TORCHVISION,
+    "Inkling2LoopForConditionalGeneration": _TORCHVISION,
+    "InklingForConditionalGeneration": _TORCHVISION,
+    "InstructBlipForConditionalGeneration": _PREPROCESSING,
+    "InstructBlipVideoForConditionalGeneration": _PREPROCESSING,
+    "Kimi_K25ForConditionalGeneration": _TORCHVISION,
+    "Kosmos2ForConditionalGeneration": _PREPROCESSING,
+    "Kosmos2_5ForConditionalGeneration": _PREPROCESSING,
+    "Lfm2VlForConditionalGeneration": _TORCHVISION,
     "Llama4ForConditionalGeneration": _CHUNKED,
+    "MiniCPMOcrForConditionalGeneration": _TORCHVISION,
+    "MiniCPMV4_6ForConditionalGeneration": _PREPROCESSING,
     "MiniCPMV4_7ForConditionalGeneration": _AXES,
+    "MiniMaxM3SparseForConditionalGeneration": _TORCHVISION,
+    "MistralLarge4ForConditionalGeneration": _PREPROCESSING,
     "MllamaForConditionalGeneration": _CROSS,
+    "Molmo2ForConditionalGeneration": _TORCHVISION,
+    "MuseGlimmerForConditionalGeneration": _TORCHVISION,
+    "MuseSparkForConditionalGeneration": _TORCHVISION,
+    "NemotronH_Omni_Reasoning_V3": _TORCHVISION,
+    "Ovis2ForConditionalGeneration": _PREPROCESSING,
+    "PI0ForConditionalGeneration": _TORCHVISION,
+    "PPFormulaNetForConditionalGeneration": _ENCODER,
+    "PerceptionLMForConditionalGeneration": _TORCHVISION,
+    "Pix2StructForConditionalGeneration": _ENCODER,
     "Qwen2_5OmniThinkerForConditionalGeneration": _AXES,
     "Qwen3OmniMoeThinkerForConditionalGeneration": _AXES,
     "Qwen4ExpForConditionalGeneration": _AXES,
+    "Step3p7ForConditionalGeneration": _TORCHVISION,
+    "T5Gemma2ForConditionalGeneration": _ENCODER,
+    "UdopForConditionalGeneration": _ENCODER,
+    "UnlimitedOcrForConditionalGeneration": _TORCHVISION,
+    "VideoLlama3ForConditionalGeneration": _PREPROCESSING,
+    "VideoLlavaForConditionalGeneration": _PREPROCESSING,
+    "VisionEncoderDecoderModel": _ENCODER,
 }
-"""Architectures whose text part alone is served, with reasons; of all others that take images,
-preprocessing is not implemented."""
+"""Architectures of transformers that are made for images and take none here, with the reasons. Of
+most, the text part is served."""
+
+TEXT_ARCHITECTURES = frozenset({"Mistral4ForCausalLM"})
+"""Architectures that transformers lists among those for images, and that have no tower."""
 
 
 def takes_images(config: ModelConfig) -> bool:
@@ -83,13 +138,17 @@ def takes_images(config: ModelConfig) -> bool:
     return config.architecture in IMAGE_ARCHITECTURES
 
 
-def image_refusal(config: ModelConfig) -> str:
+def is_for_images(architecture: str, raw: Mapping[str, Any]) -> bool:
+    """Whether a model with this config.json is made for images, even if it takes none here."""
+    named = architecture in IMAGE_ARCHITECTURES or architecture in REFUSALS
+    return named or isinstance(raw.get("vision_config"), Mapping)
+
+
+def image_refusal(architecture: str, raw: Mapping[str, Any]) -> str:
     """Why a model takes no images, to complete "this model takes no images: ..."; "" if it does."""
-    if takes_images(config):
+    if architecture in IMAGE_ARCHITECTURES:
         return ""
-    name = config.architecture
-    if name in REFUSALS:
-        return f"{REFUSALS[name]} ({name})"
-    if "vision_config" in config.raw:
-        return f"preprocessing of images is not implemented for {name}"
-    return f"{name} is a text model"
+    if not is_for_images(architecture, raw):
+        return f"{architecture} is a text model"
+    reason = REFUSALS.get(architecture, _PREPROCESSING)
+    return f"{reason} ({architecture})" if architecture else reason

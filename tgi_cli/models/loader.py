@@ -99,7 +99,8 @@ def load_model(
             build, vision = replace(build, layers=layers), False
             log.debug("stage %d has layers %d to %d", shard.stage, layers.start, layers.stop - 1)
         model = _build(config, build, device)
-        model.image_refusal = image_refusal(config) if vision else "it is served for text alone"
+        refusal = image_refusal(config.architecture, config.raw)
+        model.image_refusal = refusal if vision else "it is served for text alone"
         if not model.image_refusal:
             _add_tower(model, config, build, device)
         if model.leaves_out and model.vision is None and shard.leads:

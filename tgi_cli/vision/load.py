@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.models.image_support import image_refusal, is_for_images
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 from tgi_cli.vision.limits import ImageLimits
 from tgi_cli.vision.model_formats import image_format
@@ -49,11 +52,15 @@ def load_vision(
         ModelError: A file of the model cannot be read.
         WorkerError: No process can be started.
     """
-    if not isinstance(read_json(folder / "config.json").get("vision_config"), dict):
+    config = read_json(folder / "config.json")
+    architecture = _architecture(config)
+    if not is_for_images(architecture, config):
         if limits.fetches or limits.allowed_local_media_path is not None:
             logger.warning("the settings of images have no effect: this model takes text only")
         return TEXT_ONLY
     try:
+        if reason := image_refusal(architecture, config):
+            raise UnsupportedModelError(reason)
         found = image_format(folder, tokenizer)
         if not info.vision:
             return Vision(reason="the model server has not loaded its image encoder")
@@ -73,3 +80,9 @@ def load_vision(
     if service.note:
         logger.info(service.note)
     return Vision(ImageReader(found, service, limits.max_images))
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """The first of a checkpoint's architectures, or nothing."""
+    stated = config.get("architectures")
+    return str(stated[0]) if isinstance(stated, list) and stated else ""

@@ -19,19 +19,6 @@ from tgi_cli.vision.image_format import ImageFormat
 _OF_LLAVAS_KIN = {"llava_next_video": "llava_next", "vipllava": "llava"}
 """Model types whose images are preprocessed as those of others."""
 
-_REFUSED = {
-    "mllama": "its decoder attends to images in layers of their own, which are not implemented",
-    "idefics": "its decoder attends to images in layers of their own, which are not implemented",
-    "llama4": "its image processor requires torchvision",
-    "cohere2_vision": "its image processor requires torchvision",
-    "gemma4_unified": "its image processor requires torchvision",
-    "kimi_k25": "its image processor requires torchvision",
-    "kimi_vl": "its image processor is code of the checkpoint",
-    "lfm2_vl": "its image processor requires torchvision",
-    "molmo2": "its image processor requires torchvision",
-    "gemma3n": "its convolutional image encoder is not implemented",
-    "minicpmv4_6": "its image slices are not implemented",
-}
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -46,8 +33,7 @@ def image_format(folder: Path, tokenizer: Tokenizer) -> ImageFormat:
     kind = files.model_type
     build = _FORMATS.get(kind)
     if build is None:
-        reason = _REFUSED.get(kind, f"models of the type `{kind}` have no supported image encoder")
-        raise _refused(reason)
+        raise _refused(f"models of the type `{kind}` have no supported image encoder")
     if not any((folder / name).is_file() for name in _PROCESSOR_FILES):
         raise _refused(
             f"its folder has no {_PROCESSOR_FILES[0]}", "download the model's files again"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,11 +19,19 @@ from tests.parity.sight_cases import IMAGE, SIGHT_CASES
 from tests.tools.image_prompts import ImagePrompt
 from tests.tools.paged_run import CPU, PagedRun
 from tests.tools.seeing_model import ROWS, TILE, make_seeing_model, token_id
+from tests.tools.survey import classes_of
 from tgi_cli.errors import CheckpointError
 from tgi_cli.kernels import cpp_library
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
-from tgi_cli.models.image_support import IMAGE_ARCHITECTURES, REFUSALS, image_refusal, takes_images
+from tgi_cli.models.image_support import (
+    IMAGE_ARCHITECTURES,
+    REFUSALS,
+    TEXT_ARCHITECTURES,
+    image_refusal,
+    is_for_images,
+    takes_images,
+)
 from tgi_cli.models.lora import lora_targets
 from tgi_cli.models.vision import VisionTower
 
@@ -225,25 +236,51 @@ def test_checkpoints_as_transformers_4_wrote_them_are_read(tmp_path: Path) -> No
     assert torch.equal(ours, theirs)
 
 
+def refusal(architecture: str, **raw: Any) -> str:
+    return image_refusal(architecture, raw)
+
+
 def test_facts_say_whether_a_model_sees(path: Path, tmp_path: Path) -> None:
-    assert takes_images(read_config(path))
-    assert model_facts(read_config(path)).takes_images
-    assert image_refusal(read_config(path)) == ""
-    raw = json.loads((path / "config.json").read_text())
-    for name, part in (
-        ("MllamaForConditionalGeneration", "its decoder attends to images by layers of its own"),
-        (
-            "NewForConditionalGeneration",
-            "preprocessing of images is not implemented for NewForConditionalGeneration",
-        ),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": [name]}))
-        assert not takes_images(read_config(tmp_path))
-        assert part in image_refusal(read_config(tmp_path))
-    del raw["vision_config"]
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["LlamaForCausalLM"]}))
-    assert image_refusal(read_config(tmp_path)) == "LlamaForCausalLM is a text model"
+    config = read_config(path)
+    assert takes_images(config)
+    assert model_facts(config).takes_images
+    assert image_refusal(config.architecture, config.raw) == ""
+    raw = config.raw | {"architectures": ["MllamaForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert not takes_images(read_config(tmp_path))
 
 
-def test_no_architecture_both_sees_and_is_refused() -> None:
+def test_refusals_name_the_architecture_and_the_reason() -> None:
+    cross = "its decoder attends to images by layers of its own (MllamaForConditionalGeneration)"
+    assert refusal("MllamaForConditionalGeneration", vision_config={}) == cross
+    assert "token ids of an image" in refusal("Emu3ForConditionalGeneration"), "without the key"
+    new = "preprocessing of its images is not implemented (NewForConditionalGeneration)"
+    assert refusal("NewForConditionalGeneration", vision_config={}) == new
+    assert refusal("LlamaForCausalLM") == "LlamaForCausalLM is a text model"
+
+
+def test_every_class_of_transformers_is_accounted_for() -> None:
+    """The classes of newer releases, too: their configurations have a part for images."""
+    names = set(classes_of(text_parts=True))
+    assert len(names) >= 90
+    assert names >= IMAGE_ARCHITECTURES
     assert not IMAGE_ARCHITECTURES & REFUSALS.keys()
+    for name in names - TEXT_ARCHITECTURES:
+        assert is_for_images(name, {}) or "vision_config" in configuration_of(name), name
+    for name in TEXT_ARCHITECTURES:
+        assert "vision_config" not in configuration_of(name)
+
+
+def configuration_of(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = getattr(transformers, name).config_class().to_dict()
+    return values
+
+
+def test_the_documentation_names_every_class_with_its_reason() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    section = text.partition("## Vision-language models")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")]
+    documented = {name: row[-1].strip() for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert documented.keys() >= IMAGE_ARCHITECTURES
+    for name, reason in REFUSALS.items():
+        assert documented[name] == reason, name

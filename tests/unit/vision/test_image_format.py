@@ -130,31 +130,19 @@ def test_templates_that_do_not_write_one_are_told(template: str, tmp_path: Path)
         assert not renders_images(bundle.chat_template, found)
 
 
-REFUSED = {
-    "mllama": "attends to images in layers of their own",
-    "llama4": "requires torchvision",
-    "gemma3n": "convolutional image encoder",
-    "kimi_k25": "requires torchvision",
-    "minicpmv4_6": "image slices",
-    "lfm2_vl": "requires torchvision",
-    "idefics": "attends to images in layers of their own",
-    "llama": "models of the type `llama` have no supported image encoder",
-}
-
-
 def folder_of(path: Path, config: dict[str, Any], name: str = "LLaVA 1.5") -> Path:
     folder = write_image_model(name, path)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_other_models_are_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, {"model_type": kind})
-    with pytest.raises(UnsupportedModelError, match=REFUSED[kind]) as refused:
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"model_type": "llama"})
+    why = "models of the type `llama` have no supported image encoder"
+    with pytest.raises(UnsupportedModelError, match=why) as refused:
         image_format(folder, Tokenizer.load(folder))
     assert refused.value.cause.startswith("this model takes no images: ")
-    assert kind not in MODEL_TYPES
+    assert "llama" not in MODEL_TYPES
 
 
 def test_other_encoders_of_llava_are_refused(tmp_path: Path) -> None:

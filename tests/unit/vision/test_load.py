@@ -17,6 +17,12 @@ from tgi_cli.vision.limits import ImageLimits
 from tgi_cli.vision.load import Vision, load_vision
 
 NO_LIMITS = ImageLimits()
+LLAVA = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "model_type": "llava",
+    "vision_config": {},
+    "image_token_index": 1,
+}
 SEES = replace(INFO, vision=True, max_image_rows=16)
 
 
@@ -56,7 +62,7 @@ def test_a_model_whose_images_are_not_supported_says_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = loaded(tmp_path, model_type="mllama", vision_config={})
+        found = loaded(tmp_path, architectures=["MllamaForConditionalGeneration"])
     assert found.reader is None
     assert found.expected
     assert "decoder attends to images" in found.reason
@@ -64,13 +70,18 @@ def test_a_model_whose_images_are_not_supported_says_why(
     assert "this model takes no images: its decoder" in caplog.text
 
 
+def test_a_new_model_for_images_says_that_they_are_not_implemented(tmp_path: Path) -> None:
+    found = loaded(tmp_path, architectures=["NewModel"], model_type="new", vision_config={})
+    assert found.reason == "preprocessing of its images is not implemented (NewModel)"
+
+
 def test_a_folder_without_the_processors_file_says_so(tmp_path: Path) -> None:
-    found = loaded(tmp_path, model_type="llava", vision_config={}, image_token_index=1)
+    found = loaded(tmp_path, **LLAVA)
     assert "preprocessor_config.json" in found.reason
 
 
 def test_an_engine_without_the_encoder_takes_no_images(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").parent.mkdir(exist_ok=True)
     (tmp_path / "preprocessor_config.json").write_text("{}")
-    found = loaded(tmp_path, INFO, model_type="llava", vision_config={}, image_token_index=1)
+    found = loaded(tmp_path, INFO, **LLAVA)
     assert found.reason == "the model server has not loaded its image encoder"
