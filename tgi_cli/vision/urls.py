@@ -39,7 +39,7 @@ def decode_data_url(url: str, most: int) -> bytes:
     media_type = match[1].lower()
     if not (media_type.startswith("image/") or media_type in ("", "application/octet-stream")):
         raise MediaError(
-            "invalid image content: the media type of the data: URL is not that of an image",
+            f"invalid image content: {media_type} is no media type of an image",
             "unsupported_image_media_type",
         )
     return decode_base64(url, most, match.end())

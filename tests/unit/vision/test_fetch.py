@@ -207,6 +207,11 @@ CORPUS: list[tuple[str, str | list[str], str]] = [
 ]
 
 
+def test_the_corpus_is_large() -> None:
+    assert len(CORPUS) >= 60
+    assert sum(not expected[0].isdigit() for _, _, expected in CORPUS) >= 55
+
+
 class TestCorpus:
     @pytest.mark.parametrize(
         ("url", "found", "expected"), CORPUS, ids=[f"{n} {row[0]}" for n, row in enumerate(CORPUS)]
