@@ -65,7 +65,10 @@ def noise(seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8))
 
 
-def greedy(name: str, folder: Path, oracle: OracleProcessor, prompt: str, images: Any) -> list[int]:
+def generated(
+    name: str, folder: Path, oracle: OracleProcessor, prompt: str, images: Any, **options: Any
+) -> list[list[int]]:
+    """What transformers' ``generate`` returns with these options, without the prompt."""
     kind = getattr(transformers, SIGHT_CASES[name].case.model)
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     known = inspect.signature(inspect.unwrap(kind.forward)).parameters
@@ -77,8 +80,9 @@ def greedy(name: str, folder: Path, oracle: OracleProcessor, prompt: str, images
     # No end token: random weights choose any.
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
-        found = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    return found[0, inputs["input_ids"].shape[1] :].tolist()
+        found = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, **options)
+    answers: list[list[int]] = found[:, inputs["input_ids"].shape[1] :].tolist()
+    return answers
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -95,4 +99,5 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             (answer,) = llm.generate(
                 {"prompt": text, "images": images}, max_new_tokens=NEW, ignore_eos=True
             )
-            assert answer.token_ids == greedy(name, folder, oracle, text, images)
+            (wanted,) = generated(name, folder, oracle, text, images)
+            assert answer.token_ids == wanted

@@ -183,7 +183,9 @@ class TestEveryWayIn:
             heard.run_out(client, response.batch)
         assert Tokenizer.load(model).decode(heard.ids[1]) == expected
 
-    def test_python(self, model: Path, expected: str) -> None:
+    def test_python(self, model: Path, expected: str, tmp_path: Path) -> None:
+        photo = tmp_path / "photo.png"
+        photo.write_bytes(png(picture(1)))
         limits: Any = {"max_total_tokens": 512, "max_input_tokens": 480, "dtype": "float32"}
         with LLM(model, **limits) as llm:
             content = [
@@ -193,10 +195,11 @@ class TestEveryWayIn:
             (answer,) = llm.chat([{"role": "user", "content": content}], max_new_tokens=TOKENS)
             assert answer.text == expected
             prompt = f"<|im_start|>User:{IMAGE_TOKEN} {QUESTION}<end_of_utterance>\nAssistant:"
-            asked = {"prompt": prompt, "images": [picture(1)]}
-            (answer,) = llm.generate(asked, max_new_tokens=TOKENS, add_special_tokens=False)
-            assert answer.text == expected
-            assert answer.cached_tokens > 0, "the image is in the prefix cache"
+            for image in (picture(1), photo.read_bytes(), photo, str(photo)):
+                asked = {"prompt": prompt, "images": [image]}
+                (answer,) = llm.generate(asked, max_new_tokens=TOKENS, add_special_tokens=False)
+                assert answer.text == expected
+                assert answer.cached_tokens > 0, "the image is in the prefix cache"
 
 
 def test_the_image_matters(ai: openai.OpenAI) -> None:

@@ -21,6 +21,7 @@ from PIL import Image
 
 from tests.parity.families import make_checkpoint
 from tests.parity.sight_cases import SIGHT_CASES
+from tests.parity.test_image_prompts import checkpoint
 from tests.system.conftest import StartServer
 from tests.tools.image_models import write_image_model
 from tests.tools.seeing_model import make_seeing_model
@@ -47,17 +48,29 @@ ALL_PARAMETERS: dict[str, Any] = {
 }
 
 
+STREAMED: dict[str, Any] = {"max_tokens": 12, "seed": 42, "temperature": 0.0}
+
+
 def data_url(seed: int, size: tuple[int, int] = (90, 60)) -> str:
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    return url_of(Image.fromarray(pixels), "PNG")
+
+
+def url_of(image: Image.Image, form: str) -> str:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    image.save(file, form)
+    data = base64.b64encode(file.getvalue()).decode()
+    return f"data:image/{form.lower()};base64,{data}"
 
 
 def chat(question: str, seed: int | None = None, text_first: bool = False) -> list[Any]:
+    return asking(question, None if seed is None else data_url(seed), text_first)
+
+
+def asking(question: str, url: str | None, text_first: bool = False) -> list[Any]:
     parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
-    if seed is not None:
-        image = {"type": "image_url", "image_url": {"url": data_url(seed)}}
+    if url is not None:
+        image = {"type": "image_url", "image_url": {"url": url}}
         parts.insert(len(parts) if text_first else 0, image)
     return [{"role": "user", "content": parts}]
 
@@ -81,6 +94,19 @@ class Served:
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
+
+    def streamed(self, messages: list[Any]) -> tuple[str, int]:
+        """The text of a streamed chat, and the number of its pieces."""
+        body = {"model": "tgi", "messages": messages, "stream": True, **STREAMED}
+        text, chunks = "", 0
+        with self.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith("data:") or line.endswith("[DONE]"):
+                    continue
+                for choice in json.loads(line[5:])["choices"]:
+                    text += choice["delta"].get("content") or ""
+                    chunks += 1
+        return text, chunks
 
 
 @pytest.fixture(scope="module")
@@ -156,20 +182,50 @@ class TestIdefics:
         ), "rows of the image count"
 
     def test_streaming(self, idefics: Served) -> None:
-        body = {"model": "tgi", "messages": chat("Describe this image.", COW), "max_tokens": 12}
-        body |= {"seed": 42, "temperature": 0.0}
-        whole = idefics.chat(**{k: v for k, v in body.items() if k != "model"})
-        text, chunks = "", 0
-        path = "/v1/chat/completions"
-        with idefics.client.stream("POST", path, json={**body, "stream": True}) as answer:
-            for line in answer.iter_lines():
-                if not line.startswith("data:") or line.endswith("[DONE]"):
-                    continue
-                for choice in json.loads(line[5:])["choices"]:
-                    text += choice["delta"].get("content") or ""
-                    chunks += 1
+        text, chunks = idefics.streamed(chat("Describe this image.", COW))
+        whole = idefics.chat(chat("Describe this image.", COW), **STREAMED)
         assert text == whole["choices"][0]["message"]["content"]
         assert 1 <= chunks <= 14
+
+    def test_base64_of_several_forms(self, idefics: Served) -> None:
+        """test_transformers_llama4.py: nothing on a transparent ground is a white picture."""
+        size = (100, 100)
+        clear, white = Image.new("RGBA", size), Image.new("RGB", size, "white")
+        urls = [url_of(clear, "PNG"), url_of(white, "PNG"), url_of(white, "JPEG")]
+        answers = [
+            idefics.chat(asking("What do you see?", url), max_tokens=10, logprobs=True)
+            for url in urls
+        ]
+        found = [answer["choices"][0]["logprobs"]["content"][0] for answer in answers]
+        assert found[0]["logprob"] == found[1]["logprob"] == found[2]["logprob"]
+        cow = idefics.chat(chat("What do you see?", COW), max_tokens=10, logprobs=True)
+        assert cow["choices"][0]["logprobs"]["content"][0]["logprob"] != found[0]["logprob"]
+
+
+@pytest.mark.parametrize("name", ["Qwen2-VL", "Qwen2.5-VL", "LLaVA-NeXT"])
+def test_chats_of_a_family(start_server: StartServer, tmp_path: Path, name: str) -> None:
+    """test_flash_qwen2_vl.py, test_flash_qwen2_5_vl.py, test_chat_llava_next.py; and
+    test_flash_qwen2_vl_video.py, which is refused."""
+    model = checkpoint(name, tmp_path)
+    server = start_server("--model-id", str(model), "--max-total-tokens", "500")
+    server.wait_ready()
+    served = Served(server.url)
+    question = chat("Describe the image", CHICKEN, text_first=name == "LLaVA-NeXT")
+    answer = served.chat(question, **STREAMED)
+    assert answer["usage"]["completion_tokens"] <= 12
+    text, chunks = served.streamed(question)
+    assert text == answer["choices"][0]["message"]["content"]
+    assert 1 <= chunks <= 14
+    other = served.chat(chat("Describe the image", COW), max_tokens=1, logprobs=True)
+    first = served.chat(chat("Describe the image", CHICKEN), max_tokens=1, logprobs=True)
+    found = [each["choices"][0]["logprobs"]["content"][0]["logprob"] for each in (other, first)]
+    assert found[0] != found[1], "the image matters"
+    video = {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}
+    body = {"model": "tgi", "messages": [{"role": "user", "content": [video]}], "stream": True}
+    refused = served.client.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "`video_url` is not supported by this model" in refused.text
+    server.kill()
 
 
 def test_paligemma(start_server: StartServer, tmp_path: Path) -> None:

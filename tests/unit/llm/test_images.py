@@ -194,3 +194,8 @@ class TestMarkedText:
     def test_other_contents_are_refused(self, content: Any) -> None:
         with pytest.raises(ValueError, match="must be text"):
             marked_text(content, ImageMarks())
+
+    @pytest.mark.parametrize("kind", ["video", "video_url", "audio", "input_audio"])
+    def test_videos_and_sound_are_refused_by_name(self, kind: str) -> None:
+        with pytest.raises(ValueError, match=f"text and images, not '{kind}'"):
+            marked_text([{"type": kind, kind: b"x"}], ImageMarks())
