@@ -295,7 +295,7 @@ class FirstTokens:
 def measure(name: str, path: Path, options: argparse.Namespace, folder: Path) -> None:
     """Print the tables of a model."""
     seeing, found = MODELS[name], FirstTokens()
-    limits = ("--max-input-tokens", str(seeing.input_tokens))
+    limits: tuple[str, ...] = ("--max-input-tokens", str(seeing.input_tokens))
     limits += ("--max-total-tokens", str(seeing.input_tokens + 190))
     limits += ("--max-batch-total-tokens", str(seeing.input_tokens * 2 + 2048))
     flags = ("serve", str(path), "--port", "0", "--dtype", "bfloat16", *limits, *options.serve)

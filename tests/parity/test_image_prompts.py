@@ -91,7 +91,7 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     kind = PROCESSORS[name][0]
     oracle = OracleProcessor(kind, folder, **ARGUMENTS.get(name, {}))
     token = IMAGE_MODELS[kind].written.rstrip("\n")
-    limits = {"max_total_tokens": CONTEXT - 1, "max_batch_total_tokens": 1024}
+    limits: dict[str, Any] = {"max_total_tokens": CONTEXT - 1, "max_batch_total_tokens": 1024}
     with LLM(folder, dtype="float32", **limits) as llm:
         for prompt, count in PROMPTS.items():
             images = [noise(seed) for seed in range(count)]

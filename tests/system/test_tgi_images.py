@@ -48,7 +48,7 @@ ALL_PARAMETERS: dict[str, Any] = {
 }
 
 
-STREAMED: dict[str, Any] = {"max_tokens": 12, "seed": 42, "temperature": 0.0}
+GREEDY: dict[str, Any] = {"max_tokens": 12, "seed": 42, "temperature": 0.0}
 
 
 def data_url(seed: int, size: tuple[int, int] = (90, 60)) -> str:
@@ -97,7 +97,7 @@ class Served:
 
     def streamed(self, messages: list[Any]) -> tuple[str, int]:
         """The text of a streamed chat, and the number of its pieces."""
-        body = {"model": "tgi", "messages": messages, "stream": True, **STREAMED}
+        body = {"model": "tgi", "messages": messages, "stream": True, **GREEDY}
         text, chunks = "", 0
         with self.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             for line in answer.iter_lines():
@@ -183,7 +183,7 @@ class TestIdefics:
 
     def test_streaming(self, idefics: Served) -> None:
         text, chunks = idefics.streamed(chat("Describe this image.", COW))
-        whole = idefics.chat(chat("Describe this image.", COW), **STREAMED)
+        whole = idefics.chat(chat("Describe this image.", COW), **GREEDY)
         assert text == whole["choices"][0]["message"]["content"]
         assert 1 <= chunks <= 14
 
@@ -193,12 +193,11 @@ class TestIdefics:
         clear, white = Image.new("RGBA", size), Image.new("RGB", size, "white")
         urls = [url_of(clear, "PNG"), url_of(white, "PNG"), url_of(white, "JPEG")]
         answers = [
-            idefics.chat(asking("What do you see?", url), max_tokens=10, logprobs=True)
-            for url in urls
+            idefics.chat(asking("What do you see?", url), logprobs=True, **GREEDY) for url in urls
         ]
         found = [answer["choices"][0]["logprobs"]["content"][0] for answer in answers]
         assert found[0]["logprob"] == found[1]["logprob"] == found[2]["logprob"]
-        cow = idefics.chat(chat("What do you see?", COW), max_tokens=10, logprobs=True)
+        cow = idefics.chat(chat("What do you see?", COW), logprobs=True, **GREEDY)
         assert cow["choices"][0]["logprobs"]["content"][0]["logprob"] != found[0]["logprob"]
 
 
@@ -211,13 +210,13 @@ def test_chats_of_a_family(start_server: StartServer, tmp_path: Path, name: str)
     server.wait_ready()
     served = Served(server.url)
     question = chat("Describe the image", CHICKEN, text_first=name == "LLaVA-NeXT")
-    answer = served.chat(question, **STREAMED)
+    answer = served.chat(question, **GREEDY)
     assert answer["usage"]["completion_tokens"] <= 12
     text, chunks = served.streamed(question)
     assert text == answer["choices"][0]["message"]["content"]
     assert 1 <= chunks <= 14
-    other = served.chat(chat("Describe the image", COW), max_tokens=1, logprobs=True)
-    first = served.chat(chat("Describe the image", CHICKEN), max_tokens=1, logprobs=True)
+    other = served.chat(chat("Describe the image", COW), logprobs=True, **GREEDY)
+    first = served.chat(chat("Describe the image", CHICKEN), logprobs=True, **GREEDY)
     found = [each["choices"][0]["logprobs"]["content"][0]["logprob"] for each in (other, first)]
     assert found[0] != found[1], "the image matters"
     video = {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}
