@@ -37,6 +37,8 @@ CPU = torch.device("cpu")
 class NoAttention:
     """Attention without a KV cache."""
 
+    states = None
+
     def plan(self, metadata: AttentionMetadata) -> None: ...
 
 
