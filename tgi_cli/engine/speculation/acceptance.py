@@ -3,6 +3,11 @@
 A draft's class is its source, and how many tokens before it match there (including those drafted
 before it, since it counts only if they are right). Each class has an estimate over all requests,
 which is the prior of each request's own estimate. Both are moving averages.
+
+The drafts with the highest estimates are verified, and these have been overestimated more often
+than others. So what followed drafts is compared to their estimates, too, by ranges of estimates,
+whether they were verified or not, and an estimate is reduced by the ratio by which those in its
+range have been too high. Within a range, it makes no difference which drafts are chosen.
 """
 
 from __future__ import annotations
@@ -34,6 +39,15 @@ _COMMON_MEMORY = 0.99
 
 _MOST = 0.99
 """Limit of an estimate: no draft is certain."""
+
+_RANGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Bounds of the ranges of estimates that are corrected separately."""
+
+_RANGE_WEIGHT = 4.0
+"""Number of right drafts that a range's estimates are trusted as much as, at first."""
+
+_RANGE_MEMORY = 0.995
+"""Factor of a range's earlier drafts for each further one."""
 
 
 def class_of(source: DraftSource, length: int) -> int:
@@ -73,6 +87,9 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._common = Averages()
+        ranges = len(DraftSource) * (len(_RANGES) + 1)
+        self._right, self._expected = [0.0] * ranges, [0.0] * ranges
+        """Drafts that were right, and the sum of their estimates, by source and range."""
         for source, chances in _PRIORS.items():
             for length, chance in enumerate(chances):
                 kind = source * CLASSES_OF_LENGTH + length
@@ -87,6 +104,13 @@ class Acceptance:
             kind: its class.
             share: its share of the drafter's votes, at most 1.
         """
+        estimate = self._estimate(own, kind, share)
+        index = _range(kind, estimate)
+        right = self._right[index] + _RANGE_WEIGHT
+        return estimate * min(1.0, right / (self._expected[index] + _RANGE_WEIGHT))
+
+    def _estimate(self, own: Averages, kind: int, share: float) -> float:
+        """The same, without correction."""
         common = self._common
         prior = common.right[kind] / common.votes[kind]
         right = own.right[kind] + _PRIOR_WEIGHT * prior
@@ -110,5 +134,14 @@ class Acceptance:
 
     def learn(self, own: Averages, kind: int, share: float, right: bool) -> None:
         """Learn whether a draft, all before it being right, was right."""
+        estimate = self._estimate(own, kind, share)
+        index = _range(kind, estimate)
+        self._right[index] = self._right[index] * _RANGE_MEMORY + right
+        self._expected[index] = self._expected[index] * _RANGE_MEMORY + estimate
         own.add(kind, share, right, _OWN_MEMORY)
         self._common.add(kind, share, right, _COMMON_MEMORY)
+
+
+def _range(kind: int, estimate: float) -> int:
+    """The range of an estimate of a class."""
+    return kind // CLASSES_OF_LENGTH * (len(_RANGES) + 1) + bisect(_RANGES, estimate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tgi_cli.engine.draft_source import DraftSource
@@ -61,3 +63,33 @@ def test_what_happened_is_forgotten() -> None:
             acceptance.learn(own, SHORT, 1.0, right)
     assert acceptance.chance(own, SHORT, 1.0) < 0.1
     assert acceptance.chance(Averages(), SHORT, 1.0) < 0.1
+
+
+def test_the_drafts_with_the_highest_estimates_are_right_as_often_as_estimated() -> None:
+    """Of many requests whose drafts are alike, some look better after a few drafts by chance."""
+    chance, acceptance = random.Random(0), Acceptance()
+    expected, right, count = 0.0, 0, 0
+    requests = [Averages() for _ in range(16)]
+    for step in range(600):
+        chances = [acceptance.chance(own, SHORT, 1.0) for own in requests]
+        best = max(range(len(requests)), key=chances.__getitem__)
+        for index, own in enumerate(requests):
+            is_right = chance.random() < 0.3
+            acceptance.learn(own, SHORT, 1.0, is_right)
+            if index == best and step >= 200:
+                expected, right, count = expected + chances[index], right + is_right, count + 1
+        if step % 5 == 0:  # answers end, and others begin
+            requests[chance.randrange(len(requests))] = Averages()
+    assert count == 400
+    assert expected == pytest.approx(right, rel=0.2)
+
+
+def test_requests_whose_drafts_are_right_are_told_from_others_nevertheless() -> None:
+    chance, acceptance = random.Random(0), Acceptance()
+    good, bad = Averages(), [Averages() for _ in range(7)]
+    for _ in range(100):
+        acceptance.learn(good, LONG, 1.0, chance.random() < 0.95)
+        for own in bad:
+            acceptance.learn(own, LONG, 1.0, chance.random() < 0.2)
+    assert acceptance.chance(good, LONG, 1.0) > 0.75
+    assert max(acceptance.chance(own, LONG, 1.0) for own in bad) < 0.5
