@@ -196,14 +196,17 @@ class Scheduler:
         assert speculator is not None
         spare = batch.pool.num_available
         candidates = []
+        waiting = bool(batch.waiting) and len(batch.running) < self.config.max_batch_size
         for sequence in batch.running:
             spare -= max(0, cache.blocks_for(sequence.num_tokens) - len(sequence.block_ids))
             if _may_draft(sequence):
                 candidates.append(sequence)
+            elif sequence.num_computed + 1 < sequence.prompt_tokens:
+                waiting = True  # the rest of its prompt is
         if spare < 0 or not candidates:
             return {}
         drafts = {}
-        proposals = speculator.propose(candidates, bool(batch.waiting))
+        proposals = speculator.propose(candidates, waiting and self._policy.mixes)
         for sequence, tokens in zip(candidates, proposals, strict=True):
             if sequence.images is not None:
                 tokens = sequence.images.drafts(tokens)

@@ -28,7 +28,7 @@ class Speculator(Protocol):
         Args:
             sequences: sequences that the step decodes, in order of priority. The host knows all
                 their tokens.
-            waiting: whether the step may also compute prompts.
+            waiting: whether prompts wait, of which the step computes a part.
 
         Returns:
             A list per sequence, empty for none. If its length or its blocks allow fewer, the first

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Many
+from typing import Any
 
 import pytest
 
 from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
+from tgi_cli.engine.config import Batching
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.messages import Shutdown, StepOutputs, VerifiedDrafts
+from tgi_cli.engine.messages import GenerationRequest, Shutdown, StepOutputs, VerifiedDrafts
 from tgi_cli.engine.metrics import EngineMetrics
+from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Sequence
 
 COUNT, NEW = 4, 40
@@ -81,6 +84,45 @@ def test_a_step_gives_its_accepted_drafts_and_one_token_more(kind: str) -> None:
     assert metrics.load.drafted_tokens == sum(drafts.drafted for drafts in verified)
     assert sum(skipped.counts) + skipped.sum == COUNT * NEW
     assert metrics.counts["launched", "prefill"] <= COUNT, "drafts are no prefill"
+
+
+class Noting(FakeSpeculator):
+    """Notes of which steps it is told that prompts wait."""
+
+    def __init__(self) -> None:
+        super().__init__("wrong", lambda _: [1] * 100)
+        self.waiting: list[bool] = []
+
+    def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
+        self.waiting.append(waiting)
+        return [[] for _ in sequences]
+
+
+def told(requests: list[GenerationRequest], steps: int, **changes: Any) -> list[bool]:
+    """What a speculator is told of the steps after that of a first request."""
+    noting, worker = Noting(), FakeWorker(4)
+    scheduler = Scheduler(limits(**changes), speculator=noting)
+    scheduler.add(request(0, [1, 2], 30))
+    for number in range(steps):
+        step = scheduler.schedule()
+        assert step is not None
+        scheduler.update(worker.sample(worker.launch(step)).wait())
+        if not number:
+            for each in requests:
+                scheduler.add(each)
+    return noting.waiting
+
+
+def test_a_speculator_is_told_of_prompts_that_its_step_computes_a_part_of() -> None:
+    long = request(1, range(20), 9)
+    assert told([long], 6, max_batch_prefill_tokens=8) == [True, True, True, False, False]
+    assert told([], 4) == [False] * 3
+
+
+def test_prompts_that_cannot_start_are_no_part_of_a_step() -> None:
+    assert told([request(1, range(20), 9)], 4, max_batch_size=1) == [False] * 3
+    apart = {"batching": Batching.INFLIGHT, "waiting_served_ratio": 9.0}
+    assert told([request(1, range(20), 9)], 4, **apart) == [False] * 3
 
 
 def test_without_a_speculator_every_step_gives_one_token() -> None:

@@ -2,9 +2,9 @@
 
 The tokens that follow show whether a draft was right, even if it was not verified. So estimates
 stay current while nothing is verified, and no step is spent on testing whether drafts would pay.
-The drafts with the highest estimates are verified, and those estimates are too high more often than
-too low; :mod:`tgi_cli.engine.speculation.balance` limits what this costs. Drafters with weights
-differ, since proposals take time: see :mod:`tgi_cli.engine.speculation.proposals`.
+What neither these estimates nor those of durations account for is limited by
+:mod:`tgi_cli.engine.speculation.balance`. Drafters with weights differ, since proposals take time:
+see :mod:`tgi_cli.engine.speculation.proposals`.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
 nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay or it pauses.
@@ -23,7 +23,7 @@ from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, class_of
 from tgi_cli.engine.speculation.balance import MAX_FOUND_PAUSE, Balance
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
-from tgi_cli.engine.speculation.look_ups import LookUps, longest_pause
+from tgi_cli.engine.speculation.look_ups import LookUps, longest_pause, pause_after
 from tgi_cli.engine.speculation.proposals import Proposals
 from tgi_cli.engine.speculation.step_costs import Costs, StepCosts, batch_class
 from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
@@ -89,6 +89,8 @@ class AdaptiveSpeculator:
         """Of drafts that were looked up, by classes of the number of sequences."""
         self._accepted = 0
         """Of those in the step under way."""
+        self._host = 0.0
+        """Seconds that it has spent on proposing them."""
         self._proposals: Proposals | None = None
         if most_proposed:
             most_proposed = min(most, most_proposed)
@@ -103,20 +105,20 @@ class AdaptiveSpeculator:
         """See the protocol."""
         count = len(sequences)
         context = sum(len(sequence.token_ids) for sequence in sequences) // count
-        costs = self._costs.of(count, context)
+        costs = self._costs.of(count, context, waiting)
         if not costs.pay or (self._proposals is None and self._pauses(count)):
             return [[] for _ in sequences]
         began, looked_up = self._clock(), 0
+        longest = longest_pause(count, costs.look_up)
         draftees = []
         for sequence in sequences:
             draftee = self._draftee(sequence, costs)
-            if draftee.look_ups.pause:
-                draftee.look_ups.pause -= 1
-            else:
+            if draftee.look_ups.is_due(longest):
                 looked_up += 1
                 self._look_up(sequence, draftee, costs)
             draftees.append(draftee)
         proposals = self._choose(sequences, draftees, costs)
+        self._host += self._clock() - began
         if looked_up:
             self._costs.looked_up((self._clock() - began) / looked_up)
         return proposals
@@ -145,7 +147,7 @@ class AdaptiveSpeculator:
                     found[index] = False
         if not any(survivals):
             return [[] for _ in sequences]
-        lengths = choose_lengths(survivals, costs.durations)
+        lengths = choose_lengths(survivals, costs.limits)
         total = sum(lengths)
         price = (costs.durations[total] / costs.durations[0] - 1.0) / max(1, total)
         for index, (sequence, draftee) in enumerate(zip(sequences, draftees, strict=True)):
@@ -181,7 +183,8 @@ class AdaptiveSpeculator:
         draftee = self._draftees.get(key)
         if draftee is None:
             failures = int(self._failures)
-            pause = min(failures, longest_pause(costs.sequences, costs.look_up)) // 2
+            longest = longest_pause(costs.sequences, costs.look_up)
+            pause = pause_after(failures, longest) // 2
             draftee = self._draftees[key] = _Draftee(LookUps(failures, pause))
         elif draftee.draft is not None:
             self._settle(draftee, tokens, costs)
@@ -215,12 +218,14 @@ class AdaptiveSpeculator:
                 break
             right += 1
         accepted = min(right, draftee.verified)
-        self._account(draftee, accepted / costs.sequences - draftee.price, right > 0, costs)
+        first = self._acceptance.chance(own, class_of(draft.source, length), draft.shares[0])
+        promising = right > 0 and first >= costs.break_even
+        self._account(draftee, accepted / costs.sequences - draftee.price, promising, costs)
         draftee.verified, draftee.price = 0, 0.0
 
-    def _account(self, draftee: _Draftee, gain: float, right: bool, costs: Costs) -> None:
+    def _account(self, draftee: _Draftee, gain: float, promising: bool, costs: Costs) -> None:
         longest = longest_pause(costs.sequences, costs.look_up)
-        draftee.look_ups.settle(gain, costs.look_up, right, longest)
+        draftee.look_ups.settle(gain, costs.look_up, promising, longest)
 
     def _survivals(self, draftee: _Draftee) -> list[float]:
         """The chances that each of its drafts and all before it are right."""
@@ -253,6 +258,7 @@ class AdaptiveSpeculator:
         others = step.new or step.num_prefill_tokens or step.encodes
         decodes = 0 < count == len(step.rows) and not others
         accepted, self._accepted = self._accepted, 0
+        host, self._host = self._host, 0.0
         if self._proposals is not None and not self._proposals.timed(step, seconds, decodes):
             return
         if not decodes:
@@ -263,10 +269,10 @@ class AdaptiveSpeculator:
             self._balance(count).add(1.0 + accepted / count - seconds / plain)
         if asked and all(asked):
             rows = count + step.num_drafts
-            timed = StepTime(count, rows, context, seconds, max(asked))
+            timed = StepTime(count, rows, context, seconds - host, max(asked))
             self._costs.learn_proposing(timed)
         elif not any(asked):
-            self._costs.learn(count, step.num_drafts, context, seconds)
+            self._costs.learn(count, step.num_drafts, context, seconds - host)
 
 
 def _allowed(draft: Draft, matcher: GrammarMatcher) -> Draft | None:

@@ -1,16 +1,24 @@
-"""How many drafts a step verifies: the number that gives the most tokens per second.
+"""How many drafts a step verifies: the number with which the streams advance fastest.
 
-A step of B sequences with d draft rows takes the time T(B + d) and gives B + S tokens, where S is
-the sum of the drafts' survivals: the probabilities that a draft and all before it are right. Draft
-rows are added by descending survival, until (B + S) / T(B + d) is largest. So the number follows
-the load: with few sequences, a step is bound by memory and rows are nearly free; with many, not
-(SmartSpec's goodput, Liu et al. 2024, https://arxiv.org/abs/2406.14066, with survivals for each
-request in place of one for all).
+A step of B sequences with d draft rows takes T(B + d). A stream of which drafts with the survivals
+s1, s2, ... (the probabilities that a draft and all before it are right) are verified gets
+1 + s1 + s2 + ... tokens in that time, and one without drafts gets 1: a row of one sequence makes
+the step longer for all. So what is maximized is the geometric mean of the streams' rates
+
+    sum over the streams of log(1 + s1 + s2 + ...) - B log(T(B + d) / T(B))
+
+which is proportional fairness (Kelly et al. 1998, http://www.statslab.cam.ac.uk/~frank/rate.html).
+The sum of the rates, which is SmartSpec's goodput (Liu et al. 2024,
+https://arxiv.org/abs/2406.14066), would let a few streams that repeat a text slow down many that do
+not. For one stream both are the same. Draft rows are added by descending gain. So their number
+follows the load: with few sequences, a step is bound by memory and rows are nearly free; with many,
+not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log, log1p
 
 MARGIN = 1.02
 """Least gain that drafts must promise, as a factor: estimates are no more exact."""
@@ -27,32 +35,45 @@ def choose_lengths(
         margin: least gain, as a factor.
 
     Returns:
-        A number per sequence. Takes 1.5 us for one sequence with 7 drafts, 25 us for 8.
+        A number per sequence.
     """
-    offered = [(chance, index) for index, row in enumerate(survivals) for chance in row]
+    offered = []
+    for index, row in enumerate(survivals):
+        tokens = 1.0
+        for chance in row:
+            offered.append((chance / tokens, index))
+            tokens += chance
     offered.sort(reverse=True)
-    tokens = float(len(survivals))
-    best, taken = margin * tokens / durations[0], 0
-    for count, ((chance, _), duration) in enumerate(zip(offered, durations[1:], strict=False), 1):
-        tokens += chance
-        rate = tokens / duration
-        if rate > best:
-            best, taken = rate, count
-    lengths = [0] * len(survivals)
+    count, plain = len(survivals), durations[0]
+    gain, best, taken = 0.0, count * log(margin), 0
+    for rows, ((share, _), duration) in enumerate(zip(offered, durations[1:], strict=False), 1):
+        gain += log1p(share)
+        found = gain - count * log(duration / plain)
+        if found > best:
+            best, taken = found, rows
+    lengths = [0] * count
     for _, index in offered[:taken]:
         lengths[index] += 1
     return lengths
 
 
-def may_pay(sequences: int, durations: Sequence[float], margin: float = MARGIN) -> bool:
-    """Whether any number of drafts would be worth it, if all of them were right.
+def break_even(sequences: int, durations: Sequence[float], margin: float = MARGIN) -> float:
+    """The least survival with which some number of drafts is worth it, if all of them have it.
+
+    Drafts that are less likely are worth no row; 1 and more if none is.
 
     Args:
         sequences: number of sequences in the step.
         durations, margin: as for :func:`choose_lengths`.
     """
-    rates = ((sequences + count) / duration for count, duration in enumerate(durations))
-    return max(rates) > margin * sequences / durations[0]
+    least = 1.0
+    for count, duration in enumerate(durations[1:], 1):
+        needed, each = margin * duration / durations[0], count / sequences
+        if each >= 1:  # as many of each sequence
+            least = min(least, (needed - 1) / each)
+        elif needed < 2**each:  # one of some sequences
+            least = min(least, needed ** (1 / each) - 1)
+    return max(0.0, least)
 
 
 def saved_per_token(

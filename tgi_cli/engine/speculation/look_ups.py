@@ -2,8 +2,8 @@
 
 A look-up takes the host tens of microseconds. That is negligible beside a step of ten milliseconds,
 and a few percent of a small model's step of one, which is lost if no drafts are verified. So a
-sequence whose look-ups have gained less than they cost pauses between them, longer each time, until
-look-ups without gain take at most :data:`FUTILE` of the time.
+sequence whose look-ups have gained less than they cost pauses between them, twice as long each
+time, until look-ups without gain take at most :data:`FUTILE` of the time.
 
 Gains and costs are in steps without drafts of as many sequences.
 """
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_PAUSE = 15
+MAX_PAUSE = 63
 """Most steps in a row in which a sequence is not looked up."""
 
-FUTILE = 0.005
+FUTILE = 0.0025
 """Share of a step that look-ups which gain nothing may take."""
 
 _MEMORY = 0.9
@@ -23,6 +23,8 @@ _MEMORY = 0.9
 
 _MOST = 2.0
 """Limit of a balance, so that look-ups stop soon after they cease to gain."""
+
+_MOST_FAILURES = MAX_PAUSE.bit_length()
 
 
 @dataclass(slots=True)
@@ -38,24 +40,41 @@ class LookUps:
     pause: int = 0
     _balance: float = 0.0
 
-    def settle(self, gain: float, cost: float, right: bool, longest: int) -> None:
+    def is_due(self, longest: int) -> bool:
+        """Whether the sequence is looked up in the next step. Called once for each.
+
+        Args:
+            longest: most steps to pause; see :func:`longest_pause`.
+        """
+        if not self.pause:
+            return True
+        self.pause = min(self.pause, longest) - 1 if longest else 0
+        return not longest
+
+    def settle(self, gain: float, cost: float, promising: bool, longest: int) -> None:
         """Account for the latest look-up.
 
         Args:
             gain: tokens gained, as a share of those that a step gives, less the time that verifying
                 drafts has added to the step.
             cost: cost of the look-up.
-            right: whether its first draft was right, verified or not.
-            longest: most steps to pause; see :func:`longest_pause`.
+            promising: whether its first draft was right, verified or not, and such drafts are
+                likely enough to be worth verifying.
+            longest: as above.
         """
         self._balance = min(self._balance * _MEMORY + gain - cost, _MOST)
         if self._balance >= 0:
             self.failures = 0
-        elif right:
+        elif promising:
             self.failures //= 2
         else:
-            self.failures = min(self.failures + 1, MAX_PAUSE)
-        self.pause = min(self.failures, longest)
+            self.failures = min(self.failures + 1, _MOST_FAILURES)
+        self.pause = pause_after(self.failures, longest)
+
+
+def pause_after(failures: int, longest: int) -> int:
+    """Steps to pause after so many failures in a row: 0, 1, 3, 7, ... up to ``longest``."""
+    return min((1 << failures) - 1, longest)
 
 
 def longest_pause(sequences: int, cost: float) -> int:

@@ -26,7 +26,7 @@ from tgi_cli.engine.speculation.acceptance import (
 )
 from tgi_cli.engine.speculation.answer_lengths import AnswerLengths
 from tgi_cli.engine.speculation.balance import Balance
-from tgi_cli.engine.speculation.draft_lengths import choose_lengths, may_pay, saved_per_token
+from tgi_cli.engine.speculation.draft_lengths import break_even, choose_lengths, saved_per_token
 from tgi_cli.engine.speculation.step_costs import StepCosts, batch_class
 from tgi_cli.engine.step import MAX_DRAFT_ROWS, Proposal, Step, StepTime
 
@@ -136,7 +136,7 @@ class Proposals:
             return self._follow(sequences)
         context = sum(len(sequence.token_ids) for sequence in sequences) // count
         durations = self._durations(count, context)
-        if not may_pay(count, durations):
+        if break_even(count, durations) >= 1:
             return self._follow(sequences)
         costs = self._costs.of(count, context)
         plain = costs.seconds * self._costs.speed(count)

@@ -6,7 +6,11 @@ which costs the host and the attention more. A step of B sequences with d draft 
     sequences(B) + rows(B + d) - rows(B) + (B a + d b) (context - measured context)
 
 where a and b are the seconds per token of context of a sequence and of one more row of it. While
-the engine runs, the durations of its steps correct the figures, by classes of B and d.
+the engine runs, the durations of its steps correct the figures by classes of B: see
+:mod:`tgi_cli.engine.speculation.row_costs`.
+
+A step that also computes prompts is bound by computation: there a draft row takes as long as one of
+many, though it is nearly free beside few.
 
 A drafter with weights takes additional time after a step: a first pass, over the tokens that the
 step has chosen, and one for each further draft. The first pass of a draft model is longer if it has
@@ -18,8 +22,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from tgi_cli.engine.speculation.draft_lengths import MARGIN, may_pay
+from tgi_cli.engine.speculation.draft_lengths import MARGIN, break_even
+from tgi_cli.engine.speculation.row_costs import RowCosts
 from tgi_cli.engine.step import MAX_DRAFT_ROWS, StepTime
 
 _ROW_SHARE = 0.05
@@ -40,10 +46,6 @@ _REFRESH = 16
 _LEAST_WEIGHT = 0.05
 """Weight of a new duration in an average, which covers about the last twenty."""
 
-_FORGET = 0.004
-"""Share of a correction that a step without drafts takes back, so that what is not measured again
-does not stay wrong."""
-
 _LEAST_SPEED = 0.1
 """Least share of its measured duration that a proposal, or catching up, is taken to last."""
 
@@ -52,11 +54,15 @@ _OUTLIER = 4.0
 
 
 class _Curve:
-    """A function of a whole number, between and beyond measured points."""
+    """A function of a whole number that never falls, between and beyond measured points.
+
+    Other programs can only have made a step slower: one of more rows bounds those of fewer.
+    """
 
     def __init__(self, points: Mapping[int, float]) -> None:
         self._x = sorted(points)
-        self._y = [points[x] for x in self._x]
+        least = accumulate((points[x] for x in reversed(self._x)), min)
+        self._y = list(least)[::-1]
 
     def __call__(self, x: int) -> float:
         xs, ys = self._x, self._y
@@ -64,9 +70,13 @@ class _Curve:
             return ys[0] * (1 + _ROW_SHARE * (x - xs[0]))
         right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
         slope = (ys[right] - ys[right - 1]) / (xs[right] - xs[right - 1])
-        if x > xs[-1]:
-            slope = max(slope, 0.0)
         return ys[right - 1] + slope * (x - xs[right - 1])
+
+    @property
+    def slope(self) -> float:
+        """The average increase from half of the last point to it."""
+        last = self._x[-1]
+        return (self(last) - self(last // 2)) / (last - last // 2)
 
 
 @dataclass(slots=True)
@@ -91,7 +101,10 @@ class Costs:
         seconds: duration without drafts, as measured at warm-up.
         measured: durations with 0, 1, 2, ... draft rows, as multiples of that.
         durations: the same, corrected.
+        limits: durations that steps do not exceed on average, as far as is known.
         look_up: time to look a sequence up, as a multiple of a step without drafts.
+        break_even: the survival below which no number of drafts is worth it, even if all have it
+            and were found for nothing.
         pay: whether any number of drafts, including their look-up, may be worth it.
     """
 
@@ -99,7 +112,9 @@ class Costs:
     seconds: float
     measured: list[float]
     durations: list[float] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
     look_up: float = 0.0
+    break_even: float = 1.0
     pay: bool = False
     version: int = -1
 
@@ -126,28 +141,30 @@ class StepCosts:
         self._context = min(time.context for time in times)
         near = [time for time in times if time.context == self._context]
         self._rows = _Curve({time.rows: time.seconds for time in near if time.sequences == 1})
-        self._sequences = _Curve(
-            {time.sequences: time.seconds for time in near if time.rows == time.sequences}
-        )
+        alone = {time.sequences: time.seconds for time in near if time.rows == time.sequences}
+        self._sequences = _Curve({**alone, 1: self._rows(1)})
         self._per_sequence, self._per_draft = _context_slopes(times, self._context)
         self._proposals = _ProposalCosts(proposing, self._sequences)
         self._lag_seconds = max(map(self._per_lag, catching_up), default=0.0)
         self._lag_speed = _Average()
         self.catches_up = bool(catching_up)
         self._speeds: dict[int, _Average] = {}
-        self._corrections: dict[tuple[int, int], _Average] = {}
-        self._costs: dict[tuple[int, int], Costs] = {}
+        self._row_costs: dict[int, RowCosts] = {}
+        self._costs: dict[tuple[int, int, bool], Costs] = {}
         self._observed = 0
         self._look_up_seconds = _LOOK_UP_SECONDS
 
-    def of(self, sequences: int, context: int) -> Costs:
-        """The costs of steps of ``sequences`` with ``context`` tokens each. 0.3 us if known."""
-        key = (sequences, context // _CONTEXTS)
+    def of(self, sequences: int, context: int, prompts: bool = False) -> Costs:
+        """The costs of steps of ``sequences`` with ``context`` tokens each. 0.3 us if known.
+
+        With ``prompts``, of draft rows in a step that computes prompts, too.
+        """
+        key = (sequences, context // _CONTEXTS, prompts)
         costs = self._costs.get(key)
         if costs is None:
             if len(self._costs) >= 256:
                 self._costs.clear()
-            costs = self._costs[key] = self._measured(sequences, key[1] * _CONTEXTS)
+            costs = self._costs[key] = self._measured(sequences, key[1] * _CONTEXTS, prompts)
         version = self._observed // _REFRESH
         if costs.version != version:
             self._correct(costs)
@@ -172,27 +189,26 @@ class StepCosts:
         average = self._speeds.get(batch_class(sequences))
         return 1.0 if average is None else average.value
 
-    def _measured(self, sequences: int, context: int) -> Costs:
+    def _measured(self, sequences: int, context: int, prompts: bool) -> Costs:
         more = max(0, context - self._context)
         seconds = self._sequences(sequences) + sequences * self._per_sequence * more
         rows, row = self._rows(sequences), self._per_draft * more
-        count = min(sequences * self._most_drafts, MAX_DRAFT_ROWS)
-        added = (
-            max(0.0, self._rows(sequences + drafts) - rows) + drafts * row
-            for drafts in range(count + 1)
-        )
+        drafts = range(min(sequences * self._most_drafts, MAX_DRAFT_ROWS) + 1)
+        if prompts:
+            added = [each * (self._rows.slope + row) for each in drafts]
+        else:
+            added = [max(0.0, self._rows(sequences + each) - rows) + each * row for each in drafts]
         return Costs(sequences, seconds, [(seconds + each) / seconds for each in added])
 
     def _correct(self, costs: Costs) -> None:
-        corrections, kind, unknown = self._corrections, batch_class(costs.sequences), _Average()
-        costs.durations = [
-            each * corrections.get((kind, batch_class(drafts)), unknown).value if drafts else each
-            for drafts, each in enumerate(costs.measured)
-        ]
-        speed = self._speeds.get(kind, unknown).value
-        costs.look_up = self._look_up_seconds / (costs.seconds * speed)
+        row_costs = self._row_costs.get(batch_class(costs.sequences)) or RowCosts()
+        found = row_costs.predict(each - 1.0 for each in costs.measured[1:])
+        costs.durations = [1.0] + [duration for duration, _ in found]
+        costs.limits = [1.0] + [duration + deviation for duration, deviation in found]
+        costs.look_up = self._look_up_seconds / (costs.seconds * self.speed(costs.sequences))
+        costs.break_even = break_even(costs.sequences, costs.limits)
         margin = MARGIN + costs.sequences * costs.look_up
-        costs.pay = may_pay(costs.sequences, costs.durations, margin)
+        costs.pay = break_even(costs.sequences, costs.limits, margin) < 1.0
 
     def looked_up(self, seconds: float) -> None:
         """Learn that looking a sequence up took ``seconds``."""
@@ -224,15 +240,13 @@ class StepCosts:
             return
         kind = batch_class(sequences)
         speed = self._speeds.setdefault(kind, _Average())
+        row_costs = self._row_costs.setdefault(kind, RowCosts())
         if not drafts:
+            row_costs.learn_plain(seconds / (costs.seconds * speed.value))
             speed.add(seconds / costs.seconds)
-            for (of, _), correction in self._corrections.items():
-                if of == kind:
-                    correction.value += (1 - correction.value) * _FORGET
         else:
-            expected = costs.seconds * speed.value * costs.measured[drafts]
-            key = (kind, batch_class(drafts))
-            self._corrections.setdefault(key, _Average()).add(seconds / expected)
+            duration = seconds / (costs.seconds * speed.value)
+            row_costs.learn(costs.measured[drafts] - 1.0, duration)
         self._observed += 1
 
 

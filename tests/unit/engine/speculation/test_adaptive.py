@@ -224,6 +224,40 @@ def test_measured_steps_change_what_is_worth_it() -> None:
     assert drafter.asked == [7, 7]
 
 
+def test_beside_prompts_rows_cost_what_those_of_a_large_step_do() -> None:
+    """The first row is nearly free, and each one of many takes as long as half a step."""
+    bound = [StepTime(1, 1, 8, 1.0), StepTime(1, 4, 8, 1.01), StepTime(1, 32, 8, 15.0)]
+    likely = Script([5, 6, 7], length=3)
+    tested = speculator(likely, bound)
+    assert tested.propose([sequence([1])], False) == [[5, 6, 7]]
+    assert tested.propose([sequence([1], request_id=1)], True) == [[]]
+
+
+def test_the_time_of_looking_up_is_no_part_of_what_steps_take() -> None:
+    """It would make steps without look-ups seem to gain."""
+    drafter = Script([])
+    costs = StepCosts(SHORT, 7)
+    tested = AdaptiveSpeculator(7, costs, [drafter], lambda: drafter.now)
+    for number in range(60):
+        began = drafter.now
+        tested.propose([sequence([1], request_id=number)], False)
+        tested.timed(step(), 0.001 + drafter.now - began)
+    assert costs.speed(1) == pytest.approx(1.0)
+
+
+def test_drafts_that_are_right_but_too_rarely_for_the_load_let_look_ups_pause() -> None:
+    """Beside seven others, a row has to be right in two of three cases."""
+    times = [StepTime(1, 1, 8, 1e-3), StepTime(1, 33, 8, 3e-3), StepTime(8, 8, 8, 1.5e-3)]
+    drafter = Script([5], length=1)
+    tested = speculator(drafter, times)
+    sequences = [sequence([1], request_id=number) for number in range(8)]
+    for number in range(200):
+        tested.propose(sequences, False)
+        for each in sequences:
+            each.token_ids.append(5 if number % 3 == 0 else 9)
+    assert len(drafter.asked) < 200 * 8 / 8
+
+
 def pauses(tested: AdaptiveSpeculator, drafter: Script) -> int:
     """Steps of one sequence until something is looked up again."""
     asked, steps = len(drafter.asked), 0

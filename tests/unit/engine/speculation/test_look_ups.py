@@ -7,45 +7,59 @@ import pytest
 from tgi_cli.engine.speculation.look_ups import FUTILE, MAX_PAUSE, LookUps, longest_pause
 
 
-def settled(look_ups: LookUps, gain: float = 0.0, right: bool = False, longest: int = 8) -> int:
-    look_ups.settle(gain, 0.04, right, longest)
+def settled(look_ups: LookUps, gain: float = 0.0, promising: bool = False, longest: int = 8) -> int:
+    look_ups.settle(gain, 0.04, promising, longest)
     return look_ups.pause
 
 
-def test_each_failure_makes_the_pause_longer_up_to_a_limit() -> None:
-    look_ups = LookUps()
-    assert [settled(look_ups, longest=4) for _ in range(6)] == [1, 2, 3, 4, 4, 4]
+def test_each_failure_doubles_the_pause_up_to_a_limit() -> None:
+    assert [settled(look_ups, longest=10) for look_ups in [LookUps()] * 6] == [1, 3, 7, 10, 10, 10]
+    assert [settled(look_ups, longest=99) for look_ups in [LookUps()] * 8][-3:] == [MAX_PAUSE] * 3
 
 
 def test_a_gain_ends_the_pauses() -> None:
     look_ups = LookUps()
     for _ in range(5):
         settled(look_ups)
-    assert settled(look_ups, gain=1.0, right=True) == 0
+    assert settled(look_ups, gain=1.0, promising=True) == 0
     assert settled(look_ups) == 0, "it has gained more than two look-ups cost"
 
 
 def test_what_verifying_took_counts_against_what_it_gained() -> None:
     look_ups = LookUps()
-    assert settled(look_ups, gain=0.05 - 0.1, right=True) == 0, "one that was right may go on"
+    assert settled(look_ups, gain=0.05 - 0.1, promising=True) == 0, "one that was right may go on"
     assert settled(look_ups, gain=-0.1) == 1
 
 
-def test_a_draft_that_would_have_been_right_halves_the_pause() -> None:
+def test_a_draft_that_would_have_been_worth_it_halves_the_failures() -> None:
     look_ups = LookUps()
     for _ in range(8):
-        settled(look_ups)
-    assert settled(look_ups, right=True) == 4
-    assert settled(look_ups, right=True) == 2
+        settled(look_ups, longest=99)
+    assert settled(look_ups, promising=True, longest=99) == 7
+    assert settled(look_ups, promising=True, longest=99) == 1
+    assert settled(look_ups, promising=True, longest=99) == 0
 
 
 def test_large_gains_do_not_last_for_long() -> None:
     look_ups = LookUps()
     for _ in range(20):
-        settled(look_ups, gain=6.0, right=True)
+        settled(look_ups, gain=6.0, promising=True)
     pauses = [settled(look_ups) for _ in range(40)]
     assert pauses[0] == 0
     assert pauses[-1] > 0
+
+
+def test_a_sequence_is_due_again_after_its_pause() -> None:
+    look_ups = LookUps(pause=3)
+    assert [look_ups.is_due(8) for _ in range(5)] == [False, False, False, True, True]
+
+
+def test_a_pause_is_no_longer_than_the_load_of_the_step_allows() -> None:
+    """It began with many sequences, of which one is left."""
+    look_ups = LookUps(pause=40)
+    assert not look_ups.is_due(40)
+    assert [look_ups.is_due(2) for _ in range(3)] == [False, False, True]
+    assert LookUps(pause=40).is_due(0)
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
