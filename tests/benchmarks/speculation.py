@@ -8,14 +8,18 @@
     python -m tests.tools.trained_model /tmp/draft --layers 1
     python -m tests.benchmarks.speculation /tmp/trained --draft /tmp/draft
 
+    python -m tests.benchmarks.speculation /tmp/wide --workloads chat --clients 8 32 --control
+
 Starts the server with ``--speculate 0`` and with ``--speculate auto`` (with ``--draft`` once more,
 with ``--speculative-model``), and sends each the same waves in turns: C concurrent streams of
 ``/v1/completions`` with ``ignore_eos`` and prompts of token ids. ``--llama`` names a build folder
 of llama.cpp, whose server takes part without speculation and with each of ``--llama-drafts``, with
 one slot for each client. ``--peer`` adds any other server with that route, started by hand with the
-same model. Figures are medians over the rounds of the tokens per second between the first and the
-last byte of a wave; ratios are to ``--speculate 0``. ``accepted`` is the share of draft tokens that
-were accepted, ``a step`` the tokens of a stream per step, both from our ``/metrics``.
+same model. ``--control`` adds a second server without speculation: its ratio shows by how much two
+equal servers differ. Figures are medians over the rounds of the tokens per second between the first
+and the last byte of a wave; ratios are to ``--speculate 0``. A wave ends with its slowest stream:
+``streams`` is the mean of the ratios of each stream's own rate. ``accepted`` is the share of draft
+tokens that were accepted, ``a step`` the tokens of a stream per step, both from our ``/metrics``.
 
 =========  ========================================================================================
 workload   prompt
@@ -141,6 +145,8 @@ class Server:
     name: str
     url: str
     rates: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    streams: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds of each stream, from its first to its last byte."""
     drafts: dict[tuple[str, int], list[float]] = field(
         default_factory=lambda: defaultdict(lambda: [0.0, 0.0, 0.0])
     )
@@ -164,6 +170,7 @@ class Server:
         seconds = max(end for _, end in spans) - min(first for first, _ in spans)
         if keep:
             self.rates[key].append(tokens / seconds)
+            self.streams[key] += [end - first for first, end in spans]
             totals = self.drafts[key]
             for index in range(3):
                 totals[index] += after[index] - before[index]
@@ -251,7 +258,7 @@ class Llama:
 def report(servers: list[Server], options: argparse.Namespace) -> None:
     """Print a table."""
     off = servers[0]
-    columns = ("tok/s", "ratio", "accepted", "a step")
+    columns = ("tok/s", "ratio", "streams", "accepted", "a step")
     names = [f"{server.name}: {columns[0]} | {' | '.join(columns[1:])}" for server in servers[1:]]
     print(f"| workload | clients | off: tok/s | {' | '.join(names)} |")
     print("|---" * (3 + len(columns) * len(names)) + "|")
@@ -263,18 +270,22 @@ def report(servers: list[Server], options: argparse.Namespace) -> None:
             for server in servers[1:]:
                 ratios = [a / b for a, b in zip(server.rates[key], off.rates[key], strict=True)]
                 middle, ratio = statistics.median(server.rates[key]), statistics.median(ratios)
+                pairs = zip(off.streams[key], server.streams[key], strict=True)
+                streams = statistics.mean(without / taken for without, taken in pairs)
                 _, drafted, accepted = server.drafts[key]
                 tokens = options.rounds * clients * (options.tokens - 1)
                 share = f"{accepted / drafted:.0%}" if drafted else "-"
                 steps = f"{tokens / (tokens - accepted):.2f}" if tokens > accepted else "-"
                 spread = f"{ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-                cells.append(f"{middle:.1f} | {spread} | {share} | {steps}")
+                cells.append(f"{middle:.1f} | {spread} | {streams:.2f} | {share} | {steps}")
             print(f"| {workload} | {clients} | {base:.1f} | {' | '.join(cells)} |")
 
 
 def contestants(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
     """Name of each server of ours, its ``--speculate``, and further flags."""
     found: list[tuple[str, str, list[str]]] = [("off", "0", []), ("on", options.speculate, [])]
+    if options.control:
+        found.append(("control", "0", []))
     if options.draft is not None:
         flags = [f"--speculative-model={options.draft}"]
         found.append(("weights", options.speculate, flags))
@@ -290,6 +301,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--control", action="store_true", help="a second server without drafts")
     parser.add_argument("--draft", type=Path, help="weights that draft: a third server has them")
     parser.add_argument("--llama", type=Path, help="build folder of llama.cpp")
     parser.add_argument(
