@@ -156,9 +156,10 @@ def replay(workload: str, clients: int, step: float, row: float) -> Figures:
             assert client.sequence is not None
             made.starts.append(len(client.sequence.token_ids) - 1)
             made.counts.append(1 + len(drafts))
+            right = client.advance(drafts)
             if drafts:
                 made.drafts.append(TokenAppend(0, 0, drafts))
-            right = client.advance(drafts)
+                speculator.learn(client.sequence, drafts, right)
             figures.drafted += len(drafts)
             figures.accepted += right
             figures.tokens += 1 + right

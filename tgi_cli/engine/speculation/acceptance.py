@@ -104,17 +104,7 @@ class Acceptance:
             kind: its class.
             share: its share of the drafter's votes, at most 1.
         """
-        estimate = self._estimate(own, kind, share)
-        index = _range(kind, estimate)
-        right = self._right[index] + _RANGE_WEIGHT
-        return estimate * min(1.0, right / (self._expected[index] + _RANGE_WEIGHT))
-
-    def _estimate(self, own: Averages, kind: int, share: float) -> float:
-        """The same, without correction."""
-        common = self._common
-        prior = common.right[kind] / common.votes[kind]
-        right = own.right[kind] + _PRIOR_WEIGHT * prior
-        return min(_MOST, share * right / (own.votes[kind] + _PRIOR_WEIGHT))
+        return self.survivals(own, (kind,), (share,))[0]
 
     def survivals(
         self, own: Averages, kinds: Iterable[int], shares: Iterable[float]
@@ -126,11 +116,24 @@ class Acceptance:
             kinds: their classes.
             shares: their shares of the drafter's votes.
         """
+        all_right, all_expected = self._right, self._expected
         survival, survivals = 1.0, []
         for kind, share in zip(kinds, shares, strict=True):
-            survival *= self.chance(own, kind, share)
+            estimate = self._estimate(own, kind, share)
+            survival *= estimate
+            index = _range(kind, estimate)
+            right, expected = all_right[index], all_expected[index]
+            if right < expected:
+                survival *= (right + _RANGE_WEIGHT) / (expected + _RANGE_WEIGHT)
             survivals.append(survival)
         return survivals
+
+    def _estimate(self, own: Averages, kind: int, share: float) -> float:
+        """The chance of a draft without a correction."""
+        common = self._common
+        prior = _PRIOR_WEIGHT * common.right[kind] / common.votes[kind]
+        estimate = share * (own.right[kind] + prior) / (own.votes[kind] + _PRIOR_WEIGHT)
+        return estimate if estimate < _MOST else _MOST
 
     def learn(self, own: Averages, kind: int, share: float, right: bool) -> None:
         """Learn whether a draft, all before it being right, was right."""

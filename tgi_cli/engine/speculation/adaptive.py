@@ -117,7 +117,10 @@ class AdaptiveSpeculator:
                 looked_up += 1
                 self._look_up(sequence, draftee, costs)
             draftees.append(draftee)
-        proposals = self._choose(sequences, draftees, costs)
+        if looked_up or self._proposals is not None:
+            proposals = self._choose(sequences, draftees, costs)
+        else:
+            proposals = [[] for _ in sequences]
         self._host += self._clock() - began
         if looked_up:
             self._costs.looked_up((self._clock() - began) / looked_up)

@@ -66,13 +66,16 @@ def break_even(sequences: int, durations: Sequence[float], margin: float = MARGI
         sequences: number of sequences in the step.
         durations, margin: as for :func:`choose_lengths`.
     """
-    least = 1.0
+    least, factor = 1.0, margin / durations[0]
     for count, duration in enumerate(durations[1:], 1):
-        needed, each = margin * duration / durations[0], count / sequences
-        if each >= 1:  # as many of each sequence
-            least = min(least, (needed - 1) / each)
-        elif needed < 2**each:  # one of some sequences
-            least = min(least, needed ** (1 / each) - 1)
+        needed = factor * duration
+        if count >= sequences:  # as many of each sequence
+            found = (needed - 1) * sequences / count
+        elif needed < 1 + count / sequences:  # one of some sequences
+            found = needed ** (sequences / count) - 1
+        else:
+            continue
+        least = min(least, found)
     return max(0.0, least)
 
 

@@ -95,8 +95,9 @@ class RowCosts:
         scale = 1.0 / (ones * squares - firsts * firsts)
         fixed = max(0.0, scale * (squares * first - firsts * second))
         slope = max(0.0, 1.0 + scale * (ones * second - firsts * first))
-        found = []
-        for each in measured:
-            variance = scale * (squares - 2.0 * firsts * each + ones * each * each)
-            found.append((1.0 + fixed + slope * each, sqrt(max(0.0, variance))))
-        return found
+        # The variance is positive: of a regression with a prior.
+        constant, linear, square = scale * squares, -2.0 * scale * firsts, scale * ones
+        return [
+            (1.0 + fixed + slope * each, sqrt(constant + each * (linear + square * each)))
+            for each in measured
+        ]

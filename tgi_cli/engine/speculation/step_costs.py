@@ -103,9 +103,9 @@ class Costs:
         durations: the same, corrected.
         limits: durations that steps do not exceed on average, as far as is known.
         look_up: time to look a sequence up, as a multiple of a step without drafts.
-        break_even: the survival below which no number of drafts is worth it, even if all have it
-            and were found for nothing.
-        pay: whether any number of drafts, including their look-up, may be worth it.
+        break_even: the survival below which no number of drafts is worth it and their look-up,
+            even if all have it.
+        pay: whether any number of drafts may be worth it, if all are right.
     """
 
     sequences: int
@@ -206,9 +206,9 @@ class StepCosts:
         costs.durations = [1.0] + [duration for duration, _ in found]
         costs.limits = [1.0] + [duration + deviation for duration, deviation in found]
         costs.look_up = self._look_up_seconds / (costs.seconds * self.speed(costs.sequences))
-        costs.break_even = break_even(costs.sequences, costs.limits)
         margin = MARGIN + costs.sequences * costs.look_up
-        costs.pay = break_even(costs.sequences, costs.limits, margin) < 1.0
+        costs.break_even = break_even(costs.sequences, costs.limits, margin)
+        costs.pay = costs.break_even < 1.0
 
     def looked_up(self, seconds: float) -> None:
         """Learn that looking a sequence up took ``seconds``."""
