@@ -43,6 +43,8 @@ _MOST = 0.99
 _RANGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Bounds of the ranges of estimates that are corrected separately."""
 
+_NUM_RANGES = len(_RANGES) + 1
+
 _RANGE_WEIGHT = 4.0
 """Number of right drafts that a range's estimates are trusted as much as, at first."""
 
@@ -87,7 +89,7 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._common = Averages()
-        ranges = len(DraftSource) * (len(_RANGES) + 1)
+        ranges = len(DraftSource) * _NUM_RANGES
         self._right, self._expected = [0.0] * ranges, [0.0] * ranges
         """Drafts that were right, and the sum of their estimates, by source and range."""
         for source, chances in _PRIORS.items():
@@ -116,35 +118,30 @@ class Acceptance:
             kinds: their classes.
             shares: their shares of the drafter's votes.
         """
-        all_right, all_expected = self._right, self._expected
+        all_right, all_expected, estimate_of = self._right, self._expected, self._estimate
         survival, survivals = 1.0, []
         for kind, share in zip(kinds, shares, strict=True):
-            estimate = self._estimate(own, kind, share)
+            estimate, index = estimate_of(own, kind, share)
             survival *= estimate
-            index = _range(kind, estimate)
             right, expected = all_right[index], all_expected[index]
             if right < expected:
                 survival *= (right + _RANGE_WEIGHT) / (expected + _RANGE_WEIGHT)
             survivals.append(survival)
         return survivals
 
-    def _estimate(self, own: Averages, kind: int, share: float) -> float:
-        """The chance of a draft without a correction."""
+    def _estimate(self, own: Averages, kind: int, share: float) -> tuple[float, int]:
+        """The chance of a draft without a correction, and the range of its source that it is in."""
         common = self._common
         prior = _PRIOR_WEIGHT * common.right[kind] / common.votes[kind]
         estimate = share * (own.right[kind] + prior) / (own.votes[kind] + _PRIOR_WEIGHT)
-        return estimate if estimate < _MOST else _MOST
+        if estimate > _MOST:
+            estimate = _MOST
+        return estimate, kind // CLASSES_OF_LENGTH * _NUM_RANGES + bisect(_RANGES, estimate)
 
     def learn(self, own: Averages, kind: int, share: float, right: bool) -> None:
         """Learn whether a draft, all before it being right, was right."""
-        estimate = self._estimate(own, kind, share)
-        index = _range(kind, estimate)
+        estimate, index = self._estimate(own, kind, share)
         self._right[index] = self._right[index] * _RANGE_MEMORY + right
         self._expected[index] = self._expected[index] * _RANGE_MEMORY + estimate
         own.add(kind, share, right, _OWN_MEMORY)
         self._common.add(kind, share, right, _COMMON_MEMORY)
-
-
-def _range(kind: int, estimate: float) -> int:
-    """The range of an estimate of a class."""
-    return kind // CLASSES_OF_LENGTH * (len(_RANGES) + 1) + bisect(_RANGES, estimate)
