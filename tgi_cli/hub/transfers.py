@@ -178,10 +178,14 @@ def _in_parallel(
     errors: list[BaseException] = []
 
     def worker() -> None:
-        while pending and not stop.is_set():
+        while not stop.is_set():
             try:
-                work(pending.popleft())
-            except (IndexError, DownloadStopped):
+                file = pending.popleft()
+            except IndexError:  # none is left
+                return
+            try:
+                work(file)
+            except DownloadStopped:
                 return
             except BaseException as error:  # raised in the caller's thread below
                 errors.append(error)
