@@ -8,7 +8,6 @@ from tgi_cli.engine.metrics import SECONDS
 from tgi_cli.multi_model.model_scheduler import LoadState, ModelScheduler
 from tgi_cli.router.observability.prometheus import CounterMetric, HistogramMetric
 
-_SUFFIXES = ("_bucket", "_sum", "_count", "_total")
 _RESULTS = ("success", "failure")
 
 
@@ -96,45 +95,6 @@ class FrontMetrics:
             yield from _family(name, kind, help, {"": value})
         yield from self.refusals.lines()
         yield from self.waits.lines()
-
-
-def merge(expositions: Mapping[str, str]) -> list[str]:
-    """Merge the metrics of several models, each with a label ``model``; a millisecond for each.
-
-    Args:
-        expositions: Prometheus' text format by model, or OpenMetrics.
-    """
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
-    for model, text in expositions.items():
-        label = f'model="{_label(model)}"'
-        family = ""
-        of_name: dict[str, list[str]] = {}
-        for line in text.split("\n"):  # values may hold what else ends lines
-            if line.startswith(("# HELP ", "# TYPE ")):
-                family = line.split(" ", 3)[2]
-                known = heads.setdefault(family, [])
-                if not any(line.split(" ", 3)[1] == each.split(" ", 3)[1] for each in known):
-                    known.append(line)
-                continue
-            space, brace = line.find(" "), line.find("{")
-            if space < 0 or line.startswith("#"):
-                continue
-            if 0 <= brace < space:
-                name, rest = line[:brace], line[brace + 1 :]
-                labelled = f"{name}{{{label}{'' if rest.startswith('}') else ','}{rest}"
-            else:  # a brace after the value is that of an exemplar
-                name = line[:space]
-                labelled = f"{name}{{{label}}}{line[space:]}"
-            if name not in of_name:
-                own = family if _belongs(name, family) else name
-                of_name[name] = samples.setdefault(own, [])
-            of_name[name].append(labelled)
-    return [line for family in samples for line in [*heads.get(family, []), *samples[family]]]
-
-
-def _belongs(name: str, family: str) -> bool:
-    return name == family or any(name == family + suffix for suffix in _SUFFIXES)
 
 
 def _family(name: str, kind: str, help: str, values: Mapping[str, float]) -> Iterable[str]:

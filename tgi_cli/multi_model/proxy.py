@@ -17,9 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from tgi_cli.multi_model.model_manager import ModelManager
 from tgi_cli.multi_model.tracing import span_of
+from tgi_cli.router.api.stream_failure import failure_events, is_event_stream
 from tgi_cli.router.bounds import Name
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import BodyMemory, parse, read_body, unless_disconnected
+from tgi_cli.router.http.error_styles import style_of
 from tgi_cli.router.http.errors import ClientDisconnected
 from tgi_cli.router.observability import access_log
 from tgi_cli.rpc.interface import GONE
@@ -45,7 +47,8 @@ _DRAIN_RETRY_SECONDS = 5
 _MOST_BODIES = 1 << 30
 """Bytes of the bodies that are read, wait for their model, or are sent to it."""
 _LOOK_UP_SECONDS = 5.0
-"""Time for a model's server to tell whether it has stored a response."""
+"""Longest wait for a model's server that is asked whether it has stored a response."""
+_EVENT_END = b"\n\n"
 _ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _RESPONSES = ("/v1/responses/", "/responses/")
 """Paths below which stored responses are found by their ids, which name no model."""
@@ -168,12 +171,17 @@ class ModelProxy:
             except httpx.TransportError as error:
                 raise errors.engine_gone(GONE) from error
             stack.push_async_callback(answer.aclose)
-            await self._stream(request, answer, send)
+            await self._stream(request, answer, send, text_path)
         if text_path in _ADAPTERS and answer.status_code == httpx.codes.OK:
             await self._manager.refresh_cards(model)
 
-    async def _stream(self, request: Request, answer: httpx.Response, send: Send) -> None:
-        """Pass an answer on in the pieces in which it comes, until its end or the client's."""
+    async def _stream(
+        self, request: Request, answer: httpx.Response, send: Send, path: str
+    ) -> None:
+        """Pass an answer on in the pieces in which it comes, until its end or the client's.
+
+        If the model's server is lost, a stream of events to ``path`` ends with an error of its API.
+        """
         await send(
             {
                 "type": "http.response.start",
@@ -181,10 +189,13 @@ class ModelProxy:
                 "headers": list(_answer_headers(answer)),
             }
         )
+        last = _EVENT_END
 
         async def pass_on() -> None:
+            nonlocal last
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+                last = (last + piece)[-len(_EVENT_END) :]
             await send({"type": "http.response.body", "body": b""})
 
         try:
@@ -193,6 +204,13 @@ class ModelProxy:
             # The answer has begun; closing the connection to the model cancels the request there.
             if (record := access_log.record()) is not None:
                 record.dropped = True
+        except httpx.TransportError:
+            failure = errors.generation_failed(GONE)
+            access_log.note(failure)
+            if last != _EVENT_END or not is_event_stream(answer.headers.raw):
+                raise  # nothing that could follow would be an error to the client
+            body = failure_events(style_of(path), failure)
+            await send({"type": "http.response.body", "body": body})
 
     async def _model_of_response(self, request: Request, path: str) -> str | None:
         """The loaded model that has stored a response, or None."""

@@ -23,7 +23,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tgi_cli.multi_model.front_metrics import merge
 from tgi_cli.multi_model.model_manager import ModelManager
 from tgi_cli.multi_model.model_process import ModelProcess
 from tgi_cli.multi_model.model_scheduler import LoadState
@@ -32,7 +31,7 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import BodyMemory, json_response, parse, read_body
 from tgi_cli.router.http.endpoint import Endpoint, Operation
 from tgi_cli.router.observability import access_log, openmetrics
-from tgi_cli.router.observability.prometheus import CONTENT_TYPE
+from tgi_cli.router.observability.prometheus import CONTENT_TYPE, by_label
 
 _BODY_BYTES = 64 * 1024
 _MOST_BODIES = 64 << 20
@@ -194,7 +193,9 @@ async def metrics(state: FrontState, request: Request) -> Response:
     texts = await asyncio.gather(
         *(_metrics_of(process, content_type) for process in loaded.values())
     )
-    lines = merge(dict(zip(loaded, texts, strict=True)))
+    # Values may hold what else ends lines.
+    by_model = {name: text.split("\n") for name, text in zip(loaded, texts, strict=True)}
+    lines = [*by_label("model", by_model)]
     own = manager.metrics.lines(manager.scheduler)
     lines += openmetrics.openmetrics(own) if exemplars else own
     registry = CollectorRegistry()

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -25,18 +24,12 @@ from tgi_cli.ray_serve.messages import (
     WholeResponse,
 )
 from tgi_cli.ray_serve.request_key import request_key
-from tgi_cli.router.api.openai_common import fail_stream
+from tgi_cli.router.api.stream_failure import failure_events, is_event_stream
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.auth import ApiKeys
-from tgi_cli.router.http.error_styles import (
-    ANTHROPIC,
-    RESPONSES,
-    TGI,
-    error_response,
-    style_for,
-    tgi_body,
-)
+from tgi_cli.router.http.error_styles import error_response, style_for
 from tgi_cli.router.http.protocol import body_seconds
+from tgi_cli.router.observability import openmetrics
 from tgi_cli.router.observability.prometheus import CONTENT_TYPE, by_label
 from tgi_cli.rpc.interface import GONE
 
@@ -219,9 +212,10 @@ class FrontApp:
             log.warning("a replica was lost with a request in flight: %s", type(error).__name__)
             if not isinstance(start, ResponseStart):
                 raise errors.engine_gone(GONE) from None
-            if not _is_event_stream(start):
+            if not is_event_stream(start.headers):
                 raise
-            await send(_body_message(_failure_events(scope), more=False))
+            failure = failure_events(style_for(scope), errors.generation_failed(GONE))
+            await send(_body_message(failure, more=False))
         finally:
             if parts is not None and not ended:
                 parts.cancel()
@@ -235,8 +229,14 @@ class FrontApp:
             if answer.status != 200:
                 headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in answer.headers}
                 return Response(answer.body, answer.status, headers)
-        lines = by_label("replica", _lines_by_replica(answers))
-        return Response("\n".join([*lines, ""]), headers={"content-type": CONTENT_TYPE})
+        lines = [*by_label("replica", _lines_by_replica(answers))]
+        accepted = [v.decode("latin-1") for k, v in request.headers if k == b"accept"]
+        content_type = CONTENT_TYPE
+        if openmetrics.is_accepted(",".join(accepted)):  # and so the replicas have answered
+            content_type = openmetrics.CONTENT_TYPE
+            lines.append(openmetrics.END)
+        head = {"content-type": content_type, "vary": "accept"}
+        return Response("\n".join([*lines, ""]), headers=head)
 
 
 def _headers(scope: Scope) -> Headers:
@@ -251,33 +251,6 @@ def _lines_by_replica(answers: Sequence[WholeResponse]) -> dict[str, list[str]]:
 
 def _body_message(body: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-def _is_event_stream(start: ResponseStart) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in start.headers
-    )
-
-
-def _failure_events(scope: Scope) -> bytes:
-    """The events that end a stream whose replica has died, in the form of its API."""
-    error = errors.generation_failed(GONE)
-    style = style_for(scope)
-    if style is TGI:
-        return b"data: %b\n\n" % tgi_body(error)
-    if style is ANTHROPIC:
-        return b"event: error\ndata: %b\n\n" % ANTHROPIC.body(error)
-    if style is RESPONSES:
-        event = {
-            "type": "error",
-            "code": error.response_code,
-            "message": error.openai_message,
-            "param": None,
-            "sequence_number": 0,
-        }
-        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
-    return fail_stream(error)
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -264,17 +264,11 @@ async def listening(app: Starlette) -> AsyncIterator[str]:
         await serving
 
 
-async def test_streams_are_passed_on_as_they_come_and_end_with_their_client(
-    servers: Servers, manager: ModelManager
-) -> None:
-    ended = asyncio.Event()
-
-    async def events() -> AsyncIterator[bytes]:
-        try:
-            yield b"data: 1\n\n"
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
+@asynccontextmanager
+async def streaming(
+    servers: Servers, manager: ModelManager, events: Callable[[], AsyncIterator[bytes]]
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the front, before a server whose answers are these events."""
 
     async def stream(request: Request) -> StreamingResponse:
         return StreamingResponse(events(), media_type="text/event-stream")
@@ -287,9 +281,10 @@ async def test_streams_are_passed_on_as_they_come_and_end_with_their_client(
         payload_limit=10_000,
         graceful_termination_timeout=1,
     )
+    routes = [Route("/{path:path}", stream)]
     async with (
         asyncio.timeout(MAX_SECONDS),
-        listening(Starlette(routes=[Route("/stream", stream)])) as model,
+        listening(Starlette(routes=routes)) as model,
         listening(create_app(manager, config)) as front,
         httpx.AsyncClient(base_url=front, timeout=MAX_SECONDS) as client,
     ):
@@ -297,11 +292,64 @@ async def test_streams_are_passed_on_as_they_come_and_end_with_their_client(
         await servers.started[0].client.aclose()
         servers.started[0].url = model
         servers.started[0].client = httpx.AsyncClient(timeout=MAX_SECONDS)
+        yield client
+
+
+async def test_streams_are_passed_on_as_they_come_and_end_with_their_client(
+    servers: Servers, manager: ModelManager
+) -> None:
+    ended = asyncio.Event()
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            yield b"data: 1\n\n"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with streaming(servers, manager, events) as client:
         async with client.stream("GET", "/stream") as answer:
             assert await anext(answer.aiter_lines()) == "data: 1", "the rest never comes"
             assert manager.scheduler.models["one"].running == 1
         await ended.wait()
         await until(lambda: manager.scheduler.models["one"].running == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/generate_stream", b'"error_type":"generation"}\n\n'),
+        ("/upstream/one/v1/chat/completions", b"data: [DONE]\n\n"),
+        ("/v1/messages", b"event: error\ndata: {"),
+        ("/v1/responses", b'"sequence_number":0}\n\n'),
+    ],
+)
+async def test_a_stream_whose_server_is_lost_ends_with_an_error(
+    servers: Servers, manager: ModelManager, path: str, last: bytes
+) -> None:
+    async def events() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        raise ConnectionAbortedError
+
+    async with streaming(servers, manager, events) as client:
+        answer = await client.get(path)
+    first, _, rest = answer.content.partition(b"\n\n")
+    assert first == b"data: 1"
+    assert b"the model server is gone" in rest
+    assert last in rest
+    assert manager.scheduler.models["one"].running == 0
+
+
+async def test_a_stream_that_ends_within_an_event_is_torn(
+    servers: Servers, manager: ModelManager
+) -> None:
+    async def events() -> AsyncIterator[bytes]:
+        yield b'data: {"half'
+        raise ConnectionAbortedError
+
+    async with streaming(servers, manager, events) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get("/generate_stream")
 
 
 async def test_a_switch_waits_for_what_runs(
@@ -406,6 +454,23 @@ async def test_stored_responses_are_found_where_they_are(client: httpx.AsyncClie
         found = await client.get(f"/v1/responses/resp_{name}")
         assert found.json() == {"server": name}
     assert (await client.get("/v1/responses/resp_none")).status_code == 404
+
+
+async def test_a_silent_server_does_not_keep_a_look_up(
+    client: httpx.AsyncClient, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tgi_cli.multi_model.proxy._LOOK_UP_SECONDS", 0.05)
+    await ask(client, "one")
+    await ask(client, "two")
+    get = servers.started[0].client.get
+
+    async def silent(url: str, **options: Any) -> httpx.Response:
+        if options.get("timeout") == 0.05:
+            raise httpx.ReadTimeout("")
+        return await get(url, **options)
+
+    monkeypatch.setattr(servers.started[0].client, "get", silent)
+    assert (await client.get("/v1/responses/resp_two")).json() == {"server": "two"}
 
 
 async def test_metrics_of_models_have_a_label(client: httpx.AsyncClient) -> None:

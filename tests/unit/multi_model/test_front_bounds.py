@@ -18,11 +18,11 @@ from starlette.routing import Route
 from tests.unit.multi_model.test_front import MAX_SECONDS, Servers, ask, listening, until
 from tgi_cli.multi_model import routes
 from tgi_cli.multi_model.config import ModelSpec, MultiModelConfig
-from tgi_cli.multi_model.front_metrics import merge
 from tgi_cli.multi_model.model_manager import ModelManager
 from tgi_cli.multi_model.model_scheduler import LoadState, SwitchPolicy
 from tgi_cli.multi_model.server import create_app
 from tgi_cli.router.bounds import NAME_CHARACTERS
+from tgi_cli.router.observability.prometheus import by_label
 
 JSON = {"content-type": "application/json"}
 
@@ -215,8 +215,8 @@ async def test_the_document_is_made_once_and_off_the_event_loop(
 
 def test_values_of_labels_may_hold_what_ends_lines_elsewhere() -> None:
     odd = "a\u2028b\x1cc\x85d\re"
-    lines = merge({"one": f'# TYPE t gauge\nt{{name="{odd}"}} 1\nt{{name="b {{}}"}} 2\nt{{}} 3\n'})
-    assert lines == [
+    text = f'# TYPE t gauge\nt{{name="{odd}"}} 1\nt{{name="b {{}}"}} 2\nt{{}} 3\n'
+    assert [*by_label("model", {"one": text.split("\n")})] == [
         "# TYPE t gauge",
         f't{{model="one",name="{odd}"}} 1',
         't{model="one",name="b {}"} 2',

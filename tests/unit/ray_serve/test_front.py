@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.types import Message
 
 from tgi_cli.ray_serve import front
@@ -289,6 +290,28 @@ async def test_metrics_of_all_replicas() -> None:
     ]
     assert answer.headers["content-type"].startswith("text/plain")
     assert (await ask(ScriptedReplicas(), "/metrics", method="GET")).status_code == 503
+
+
+async def test_metrics_of_all_replicas_keep_their_exemplars() -> None:
+    """As Prometheus asks for them, which refuses exemplars in its own format."""
+    text = (
+        b"# TYPE tgi_request_count unknown\n# HELP tgi_request_count Sequences.\n"
+        b"tgi_request_count 3\n# TYPE tgi_waits histogram\n"
+        b'tgi_waits_bucket{le="1.0"} 2 # {trace_id="a}b"} 0.5 17.0\n'
+        b'tgi_waits_bucket{le="+Inf"} 2\ntgi_waits_count 2\ntgi_waits_sum 1\n# EOF\n'
+    )
+    whole = [WholeResponse(name, 200, [], text) for name in ("a", "b")]
+    accept = {"accept": "application/openmetrics-text; version=1.0.0, text/plain; q=0.5"}
+    answer = await ask(ScriptedReplicas(whole=whole), "/metrics", method="GET", headers=accept)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    families = {each.name: each for each in text_string_to_metric_families(answer.text)}
+    assert families["tgi_request_count"].type == "unknown"
+    marked = {
+        sample.labels["replica"]: sample.exemplar.labels
+        for sample in families["tgi_waits"].samples
+        if sample.exemplar is not None
+    }
+    assert marked == {"a": {"trace_id": "a}b"}, "b": {"trace_id": "a}b"}}
 
 
 async def test_health_does_not_wait_for_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
