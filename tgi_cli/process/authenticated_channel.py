@@ -22,6 +22,9 @@ from tgi_cli.process.framing import Channel, encode_frame
 MIN_SECRET = 16
 """Characters that a secret has at least."""
 
+MESSAGE_BYTES = 4 << 20
+"""Limit of a message unless another one is set: its length is read before it is authenticated."""
+
 _MAGIC = b"tgi channel 1\n"
 _RANDOM_BYTES = 32
 _PROOF_BYTES = 32
@@ -38,11 +41,12 @@ class AuthenticationError(Exception):
 class AuthenticatedChannel(Channel):
     """One end of a connection between machines; made by :func:`accept` and :func:`connect`.
 
-    :meth:`receive` raises ValueError for a message that the other end has not sent so.
+    :meth:`receive` raises ValueError for a message that the other end has not sent so, and for
+    one that is larger than :attr:`limit`, by default :data:`MESSAGE_BYTES`.
     """
 
     def __init__(self, connection: socket.socket, own_key: bytes, other_key: bytes) -> None:
-        super().__init__(connection)
+        super().__init__(connection, MESSAGE_BYTES)
         self._own_key = own_key
         self._other_key = other_key
         self._sent = 0

@@ -86,9 +86,14 @@ class FrameDecoder:
 
 
 class Channel:
-    """One end of a connected socket that carries messages. Any thread may send, one receives."""
+    """One end of a connected socket that carries messages. Any thread may send, one receives.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Attributes:
+        limit: bytes of a message that is received; None for no limit.
+    """
+
+    def __init__(self, connection: socket.socket, limit: int | None = None) -> None:
+        self.limit = limit
         self._socket = connection
         self._sending = threading.Lock()
 
@@ -98,9 +103,18 @@ class Channel:
             self._socket.sendall(encode_frame(message))
 
     def receive(self) -> bytes | None:
-        """Receive the next message, or None if the other end is gone."""
+        """Receive the next message, or None if the other end is gone.
+
+        Raises:
+            ValueError: the message is larger than the limit.
+        """
         head = self._read(_LENGTH.size)
-        return None if head is None else self._read(_LENGTH.unpack(head)[0])
+        if head is None:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        if self.limit is not None and length > self.limit:
+            raise ValueError(f"a message has {length} bytes, and at most {self.limit} are expected")
+        return self._read(length)
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class StageNodeConfig:
     """
 
     serve: ServeConfig
-    secret: str
+    secret: str = field(repr=False)
     bundle: Bundle
     locate: Callable[[ServeConfig], tuple[ServeConfig, Path]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.process.authenticated_channel import (
+    MESSAGE_BYTES,
     AuthenticatedChannel,
     AuthenticationError,
     accept,
@@ -64,6 +66,13 @@ def test_messages_go_both_ways(ends: Ends) -> None:
     assert ends[0].other_address == ends[1].own_address == "127.0.0.1"
     ends[0].close()
     assert ends[1].receive() is None
+
+
+def test_a_length_is_bounded_before_anything_is_authenticated(ends: Ends) -> None:
+    sender, receiver = ends
+    sender._socket.sendall(struct.pack("<I", 0xFFFF_FFFF))
+    with pytest.raises(ValueError, match=f"at most {MESSAGE_BYTES}"):
+        receiver.receive()
 
 
 def test_both_ends_refuse_another_secret(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tgi_cli.process.authenticated_channel import AuthenticatedChannel, connect
@@ -25,7 +25,7 @@ class ProcessLink:
 
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     run: str
     process: int
     model_path: Path
@@ -38,5 +38,7 @@ class ProcessLink:
             OSError: node 0 cannot be reached.
         """
         connected = connect(self.host, self.port, self.secret, CONNECT_SECONDS)
+        if channel == "commands":
+            connected.limit = None  # steps have the pixels of images
         connected.send(encode_node_message(JoinProcess(self.run, self.process, channel)))
         return connected
