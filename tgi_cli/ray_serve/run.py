@@ -263,23 +263,32 @@ class RayDeployment:
         Raises:
             ShardError: The cluster is gone, or the application was removed.
         """
-        from ray import serve
+        answers: SimpleQueue[Any] = SimpleQueue()
+        ended = threading.Event()
+        threading.Thread(
+            target=self._ask, args=(answers, ended), name="status", daemon=True
+        ).start()
+        try:
+            return self._watch(signals, answers)
+        finally:
+            ended.set()
 
+    def _watch(self, signals: SimpleQueue[signal.Signals], answers: SimpleQueue[Any]) -> int:
         before: Mapping[str, int] = {}
-        answered = time.monotonic()
+        answered, why = time.monotonic(), "no answer"
         while True:
             with contextlib.suppress(Empty):
                 received = signals.get(timeout=_STATUS_SECONDS)
                 log.info("%s: finishing what is in flight (again: stop now)", received.name)
                 return self.remove(signals)
-            try:
-                found = serve.status().applications.get(self._config.ray_application)
-            except Exception as error:  # Ray has no common class of what its calls raise
-                if time.monotonic() - answered > _LOST_SECONDS:
-                    raise ShardError(
-                        f"the Ray cluster is gone: {_first_line(error)}", "see its logs"
-                    ) from error
-                log.warning("the Ray cluster does not answer: %s", _first_line(error))
+            if time.monotonic() - answered > _LOST_SECONDS:
+                raise ShardError(f"the Ray cluster is gone: {why}", "see its logs")
+            if answers.empty():
+                continue
+            found = answers.get()
+            if isinstance(found, Exception):
+                why = _first_line(found)
+                log.warning("the Ray cluster does not answer: %s", why)
                 continue
             answered = time.monotonic()
             if found is None:
@@ -293,6 +302,17 @@ class RayDeployment:
                 states = ", ".join(f"{count} {state}" for state, count in now.items())
                 log.info("replicas: %s", states)
             before = now
+
+    def _ask(self, answers: SimpleQueue[Any], ended: threading.Event) -> None:
+        """Put the application's status, None if it was removed, or the error of asking, at
+        intervals: the call has no timeout, and signals are not to wait for it."""
+        from ray import serve
+
+        while not ended.wait(_STATUS_SECONDS):
+            try:
+                answers.put(serve.status().applications.get(self._config.ray_application))
+            except Exception as error:  # Ray has no common class of what its calls raise
+                answers.put(error)
 
     def remove(self, signals: SimpleQueue[signal.Signals]) -> int:
         """Remove the application once its requests have ended; returns the exit code."""
