@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 WRITE_BYTES = 256 << 20
 """Limit of the bytes that wait to be written: beyond it, sequences offer their blocks later."""
 
+_MOST_WRITES = 10_000
+"""Writes that wait, beyond which it is not noted when blocks were used: the disk may hang."""
+
 READ_BYTES = 64 << 20
 """Lower bound of the limit of the bytes that were read and not taken yet."""
 
@@ -229,7 +232,8 @@ class DiskBlocks:
         return read
 
     def touch(self, contents: Sequence[bytes]) -> None:
-        self._writes.put(list(contents))
+        if self._writes.qsize() < _MOST_WRITES:
+            self._writes.put(list(contents))
 
     def timed(self, prompt_tokens: int, seconds: float) -> None:
         if prompt_tokens >= 4 * self._block_size:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,31 @@ def test_a_torn_file_ends_a_run(make: Callable[..., DiskBlocks], tmp_path: Path)
     assert finished(blocks.load(CONTENTS)) == [*map(block_bytes, range(3))]
     assert finished(blocks.load(CONTENTS)) == [*map(block_bytes, range(3))]
     assert counted(blocks) == {"damaged": 1, "hit": 3 + 3, "miss": 7 + 7}
+
+
+def test_a_disk_that_hangs_does_not_fill_the_memory(
+    make: Callable[..., DiskBlocks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_blocks, "_MOST_WRITES", 5)
+    released, begun = threading.Event(), threading.Event()
+    touch, touched = BlockFiles.touch, []
+
+    def hang(files: BlockFiles, names: Iterable[str]) -> None:
+        begun.set()
+        released.wait(60)
+        touched.append(1)
+        touch(files, names)
+
+    monkeypatch.setattr(BlockFiles, "touch", hang)
+    blocks = make()
+    blocks.touch(CONTENTS)
+    assert begun.wait(60)
+    for _ in range(20):
+        blocks.touch(CONTENTS)
+    released.set()
+    written(blocks)
+    assert len(touched) == 6
+    assert counted(blocks) == {"written": len(CONTENTS)}
 
 
 def counted(blocks: DiskBlocks) -> dict[str, int]:
