@@ -27,7 +27,7 @@ from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.engine.step import Step
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.factory import make_worker
+from tgi_cli.worker.factory import load_worker, make_worker
 from tgi_cli.worker.sizing.kv_cache import Capacity
 from tgi_cli.worker.tensor_parallel import messages
 from tgi_cli.worker.worker import ModelWorker
@@ -92,11 +92,12 @@ def run_engine(
     sampled: Sequence[int] = SAMPLED,
     num_shard: int = 1,
     stages: int = 1,
+    processes: bool = False,
 ) -> EngineRun:
-    """Generate greedily from the checkpoint in ``path``; shards are threads of this process.
+    """Generate greedily from the checkpoint in ``path``.
 
-    ``sampled`` are the indices of prompts that get three samples. Shards of several stages
-    communicate over gloo, as processes do.
+    ``sampled`` are the indices of prompts that get three samples. Shards are threads of this
+    process, of which those of several stages communicate over gloo, or ``processes``.
     """
     serve = ServeConfig(
         model_id="miniature",
@@ -107,12 +108,19 @@ def run_engine(
         max_batch_size=8,
         speculate=0,  # nothing drafts here: the warm-up need not time it
         pipeline_parallel_size=stages,
+        num_shard=num_shard if processes else None,
     )
     new = NEW_ON_STAGES if stages > 1 else NEW_ON_SHARDS if num_shard > 1 else NEW
 
     def use(worker: Any, found: Capacity) -> EngineRun:
         return _run(worker, found, prompts, sampled, new)
 
+    if processes:
+        worker, _ = load_worker(serve, path)
+        try:
+            return use(worker, worker.warmup())
+        finally:
+            worker.close()
     if stages > 1:
         return with_pipeline(_resolved(path, serve), num_shard, use)
     return with_worker(path, serve, num_shard, use)

@@ -1,6 +1,6 @@
 """A whole engine in stages does what it does in one process, for several families.
 
-The stages are threads that communicate over gloo; see test_pipeline_processes.py for processes.
+The stages are threads that communicate over gloo; see test_processes.py for processes.
 """
 
 from __future__ import annotations
