@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,13 @@ def start_server() -> Iterator[StartServer]:
     """Start ``tgi serve`` with arguments and variables; all are ended with the module."""
     with _servers() as start:
         yield start
+
+
+@pytest.fixture(scope="session")
+def environments() -> Iterator[Path]:
+    """The folder of environments that tests make: TGI_TEST_CLIENTS, or for this run alone."""
+    with tempfile.TemporaryDirectory(prefix="tgi-test-") as base:
+        yield Path(os.environ.get("TGI_TEST_CLIENTS") or base)
 
 
 @pytest.fixture(scope="session")

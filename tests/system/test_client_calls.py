@@ -6,10 +6,7 @@ Releases that the test environment does not have get an environment of their own
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +23,9 @@ OTHERS = [*OWN, "instructor", "langchain", "litellm", "text_generation"]
 
 
 @pytest.fixture(scope="module")
-def others() -> Iterator[Path]:
+def others(environments: Path) -> Path:
     """The Python that has the other releases."""
-    with tempfile.TemporaryDirectory(prefix="tgi-test-") as base:
-        yield make_environment(Path(os.environ.get("TGI_TEST_CLIENTS") or base))
+    return make_environment(environments)
 
 
 def assert_all_pass(results: dict[str, str | None]) -> None:

@@ -57,7 +57,7 @@ NEEDS = {
     "kill": "the id of a process; tests/system/test_restart.py sends signals",
     "source": "the installed environment",
     "export": "nothing: it sets a variable of the shell",
-    "smg": "an environment with SMG",
+    "smg": "an environment with SMG; tests/system/test_smg.py makes one",
     "ray": "several machines; tests/system/test_ray.py starts a cluster on one",
     "sh": "Docker: the script is `tgi deploy docker`'s",
 }

@@ -1,4 +1,4 @@
-"""The environment of clients that cannot share the tests' own, and the running of scripts."""
+"""Environments of programs that cannot share the tests' own, and the running of scripts."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ OTHERS = (
 )
 
 
-def make_environment(base: Path) -> Path:
-    """The Python of an environment with :data:`REQUIREMENTS`, made in ``base`` unless it is there.
+def make_environment(base: Path, requirements: Path = REQUIREMENTS) -> Path:
+    """The Python of an environment with ``requirements``, made in ``base`` unless it is there.
 
     Raises AssertionError with pip's words if it cannot be made: what they ask for comes from the
     configured package index.
     """
-    wanted = REQUIREMENTS.read_bytes() + sys.version.encode()
-    folder = base / f"clients-{hashlib.sha256(wanted).hexdigest()[:12]}"
+    wanted = requirements.read_bytes() + sys.version.encode()
+    folder = base / f"{requirements.stem}-{hashlib.sha256(wanted).hexdigest()[:12]}"
     python = folder / "bin" / "python"
     complete = folder / "complete"
     if not complete.exists():
         _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
         options = ["--no-compile", "--disable-pip-version-check"]
-        _run([*pip, *options, "--requirement", str(REQUIREMENTS)])
+        _run([*pip, *options, "--requirement", str(requirements)])
         complete.touch()
     return python
 
@@ -53,7 +53,7 @@ def make_environment(base: Path) -> Path:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
     said = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-    assert done.returncode == 0, f"cannot make the clients' environment: {command}\n{said}"
+    assert done.returncode == 0, f"cannot make an environment: {command}\n{said}"
 
 
 def run_script(python: Path, name: str, url: str) -> dict[str, str | None]:
