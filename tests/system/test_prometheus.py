@@ -19,6 +19,8 @@ import yaml
 
 from tests.router.replicas.test_monitoring_queries import panel_queries
 from tests.system.conftest import StartServer
+from tests.tools.otlp_collector import collecting
+from tests.tools.server_process import poll
 from tests.unit.deploy.test_files import PLAIN
 from tgi_cli.deploy.kubernetes.autoscaling import adapter_rules, scaled_object
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
@@ -61,6 +63,7 @@ class Prometheus:
                     f"--config.file={folder / 'prometheus.yaml'}",
                     f"--storage.tsdb.path={folder / 'data'}",
                     "--web.listen-address=127.0.0.1:0",
+                    "--enable-feature=exemplar-storage",
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -76,6 +79,16 @@ class Prometheus:
         )
         assert answer.status_code == 200, f"{expression}: {answer.text}"
         return [float(each["value"][1]) for each in answer.json()["data"]["result"]]
+
+    def exemplars(self, metric: str) -> list[str]:
+        """The traces that a metric names, of all series."""
+        now = time.time()
+        parameters = {"query": metric, "start": now - 3600, "end": now + 60}
+        address = f"http://{self._address()}/api/v1/query_exemplars"
+        answer = httpx.get(address, params=parameters, timeout=SECONDS)
+        assert answer.status_code == 200, answer.text
+        series = answer.json()["data"]
+        return [each["labels"]["trace_id"] for found in series for each in found["exemplars"]]
 
     def rules(self) -> list[dict[str, str]]:
         answer = httpx.get(f"http://{self._address()}/api/v1/rules", timeout=SECONDS)
@@ -94,13 +107,16 @@ class Prometheus:
 @pytest.fixture
 def prometheus(start_server: StartServer, tmp_path: Path) -> Iterator[tuple[str, Prometheus]]:
     limits = ("--replicas", "2", "--speculate", "2", "--max-total-tokens", "512")
-    server = start_server(*limits, "--kv-cache-dir", str(tmp_path / "kv"))
-    server.wait_ready()
-    found = Prometheus(tmp_path, urlsplit(server.url).netloc)
-    try:
-        yield server.url, found
-    finally:
-        found.stop()
+    with collecting() as collector:
+        traces = ("--otlp-endpoint", collector.endpoint)
+        server = start_server(*limits, *traces, "--kv-cache-dir", str(tmp_path / "kv"))
+        server.wait_ready()
+        found = Prometheus(tmp_path, urlsplit(server.url).netloc)
+        try:
+            yield server.url, found
+        finally:
+            found.stop()
+            server.kill()
 
 
 def autoscaling_queries() -> Iterator[str]:
@@ -114,14 +130,15 @@ def autoscaling_queries() -> Iterator[str]:
         yield query.replace("<<.GroupBy>>", "pod")
 
 
-def load(url: str, number: int) -> None:
+def load(url: str, number: int, headers: dict[str, str] | None = None) -> None:
     """One chat whose prefix is that of all others, and which repeats itself."""
     body = {
         "messages": [{"role": "user", "content": "one two three " * 40 + str(number)}],
         "max_tokens": 40,
         "stream": number % 2 == 0,
     }
-    assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=SECONDS).status_code == 200
+    address = f"{url}/v1/chat/completions"
+    assert httpx.post(address, json=body, headers=headers, timeout=SECONDS).status_code == 200
 
 
 def test_every_query_has_data(prometheus: tuple[str, Prometheus]) -> None:
@@ -142,6 +159,14 @@ def test_every_query_has_data(prometheus: tuple[str, Prometheus]) -> None:
     assert not lacking, "\n".join(lacking)
     health = {rule["name"]: rule["health"] for rule in found.rules()}
     assert set(health.values()) == {"ok"}, health
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    load(url, next(numbers), headers)
+    poll(
+        lambda: trace in found.exemplars("tgi_request_duration_bucket"),
+        SECONDS,
+        "a bucket has the trace of its last request",
+    )
 
 
 def _has_data(prometheus: Prometheus, query: str) -> bool:
