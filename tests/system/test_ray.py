@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.tools.concurrent_requests import ConcurrentRequests
 from tests.tools.process_tree import command_of, descendants_of, is_gone
@@ -94,6 +95,15 @@ def test_each_prefix_is_computed_once(client: httpx.Client) -> None:
     assert list(cold.values()) == [1] * 8
     found = metric(client, "tgi_prefix_cache_query_tokens_total")
     assert min(found.values()) > 0, "one replica got everything"
+
+
+def test_prometheus_can_read_the_metrics_of_both(client: httpx.Client) -> None:
+    accept = {"accept": "application/openmetrics-text; version=1.0.0, text/plain; q=0.5"}
+    answer = client.get("/metrics", headers=accept)
+    families = {each.name: each for each in text_string_to_metric_families(answer.text)}
+    assert families["tgi_request_duration"].type == "histogram"
+    replicas = {sample.labels["replica"] for sample in families["tgi_queue_size"].samples}
+    assert replicas == set(metric(client, "tgi_queue_size"))
 
 
 def test_a_body_that_is_too_large(client: httpx.Client) -> None:
