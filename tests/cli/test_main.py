@@ -283,6 +283,31 @@ def test_an_invalid_value_is_reported_in_one_line(
     assert len(said) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "variable", "value"),
+    [
+        ([], None, None),
+        (["--quantize-activations"], None, True),
+        (["--quantize-activations=false"], None, False),
+        (["--no-quantize-activations"], None, False),
+        ([], "true", True),
+        ([], "false", False),
+        (["--no-quantize-activations"], "1", False),
+    ],
+)
+def test_activations_may_be_rounded_or_not_or_as_the_model_asks_for(
+    served: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    variable: str | None,
+    value: bool | None,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("QUANTIZE_ACTIVATIONS", variable)
+    assert main.run(["serve", *words]) == ExitCode.OK
+    assert served["config"].quantize_activations is value
+
+
 def test_max_input_length_is_an_alias(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
