@@ -19,6 +19,7 @@ KINDS = {
     # Recurrent states, and attention beside them.
     "InklingForCausalLM": "windows [24, None]; states in",
     "Inkling2ForCausalLM": "windows [24, None]; states in",
+    "Inkling2ForConditionalGeneration": "windows [24, None]; states in",
     "RecurrentGemmaForCausalLM": "windows [24]; states in",
     "RwkvForCausalLM": "states in 12 layers",
     # Windows, values of another width, attention by code of their own.

@@ -10,6 +10,15 @@ WIDTHS = ("out_hidden_size", "text_hidden_size", "adapter_out_dim", "output_dim"
 _IMAGES = {"vision_start_token_id": 251, "vision_end_token_id": 252}
 
 OF_WRAPPERS: dict[str, dict[str, Any]] = {
+    "Apertus1p5Config": {
+        "image_token_id": 251,
+        "audio_token_id": 252,
+        "image_token_offset": 64,
+        "audio_token_offset": 128,
+        "vision_config.codebook_size": 64,
+        "vision_config.base_channels": 32,
+        "audio_config.codebook_size": 64,
+    },
     "ChameleonConfig": {"vocabulary_map": {"<image>": 252, "IMGIMGAZ": 253, "IMGIMGBZ": 254}},
     "Dots3NoteConfig": {
         "vision_config.adapter_in_dim": 32,
