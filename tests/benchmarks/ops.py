@@ -1,9 +1,9 @@
 """Measure a layer's elementwise operations: time, and share of the memory bandwidth.
 
-    python -m tests.benchmarks.ops [--hidden 4096] [--heads 32] [--kv-heads 8] [--dtype bfloat16]
+    python -m tests.benchmarks.ops [--device cuda] [--hidden 4096] [--heads 32] [--kv-heads 8]
 
-Measures the reference operations on the CPU, and with CUDA also the Triton kernels, both in a CUDA
-graph to exclude launch overhead. The share is relative to a large copy on the same device,
+Measures the reference operations, and on CUDA also the Triton kernels, both in a CUDA graph to
+exclude launch overhead. The share is relative to a large copy on the same device,
 counting each byte that an operation must read or write once. With few tokens, which fit into
 caches, it can exceed 100 %. The Triton kernels have not been measured yet.
 """
@@ -23,7 +23,6 @@ from torch import Tensor
 from tgi_cli.layers import ops
 
 Step = Callable[[], object]
-ROUNDS = 9
 PER_ROUND = 20
 
 
@@ -83,10 +82,10 @@ def cases(
         )
 
 
-def median_seconds(step: Step, device: torch.device) -> float:
+def median_seconds(step: Step, device: torch.device, rounds: int) -> float:
     """Return the median seconds of a call on the device."""
     if device.type == "cpu":
-        return statistics.median(_cpu_seconds(step) for _ in range(ROUNDS))
+        return statistics.median(_cpu_seconds(step) for _ in range(rounds))
     for _ in range(3):  # compile
         step()
     torch.cuda.synchronize()
@@ -95,7 +94,7 @@ def median_seconds(step: Step, device: torch.device) -> float:
         for _ in range(PER_ROUND):
             step()
     graph.replay()
-    return statistics.median(_graph_seconds(graph) for _ in range(ROUNDS))
+    return statistics.median(_graph_seconds(graph) for _ in range(rounds))
 
 
 def _cpu_seconds(step: Step) -> float:
@@ -116,21 +115,20 @@ def _graph_seconds(graph: torch.cuda.CUDAGraph) -> float:
     return float(begin.elapsed_time(end)) / 1000 / PER_ROUND
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Return the bytes per second that a copy larger than the caches reads and writes."""
-    size = 1 << (28 if device.type == "cpu" else 30)
+def copy_bandwidth(device: torch.device, size: int, rounds: int) -> float:
+    """Return the bytes per second that a copy of ``size`` bytes reads and writes."""
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     source.zero_()
-    return 2 * size / median_seconds(lambda: target.copy_(source), device)
+    return 2 * size / median_seconds(lambda: target.copy_(source), device, rounds)
 
 
 def measure(tokens: int, arguments: argparse.Namespace, device: torch.device, peak: float) -> None:
     """Print a line per operation."""
     for name, step, moved in cases(tokens, arguments, device):
-        with patch.object(ops, "_triton", lambda: None):
-            columns = [("torch", median_seconds(step, device))]
+        with patch.object(ops, "triton_kernels", lambda: None):
+            columns = [("torch", median_seconds(step, device, arguments.rounds))]
         if device.type == "cuda" and ops.triton_kernels():
-            columns.append(("triton", median_seconds(step, device)))
+            columns.append(("triton", median_seconds(step, device, arguments.rounds)))
         line = "".join(
             f"   {form} {seconds * 1e6:10.1f} us {moved / seconds / peak:6.0%}"
             for form, seconds in columns
@@ -147,14 +145,21 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 32, 256, 2048])
+    parser.add_argument(
+        "--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--copy-mib", type=int, help="size of the copy. Default: larger than the caches"
+    )
     arguments = parser.parse_args()
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    device = arguments.device
+    copied = (arguments.copy_mib or {"cpu": 256, "cuda": 1024}[device.type]) << 20
     with torch.inference_mode():
-        for device in map(torch.device, devices):
-            peak = copy_bandwidth(device)
-            print(f"{device.type}: a copy moves {peak / 1e9:.1f} GB/s")
-            for tokens in arguments.tokens:
-                measure(tokens, arguments, device, peak)
+        peak = copy_bandwidth(device, copied, arguments.rounds)
+        print(f"{device.type}: a copy moves {peak / 1e9:.1f} GB/s")
+        for tokens in arguments.tokens:
+            measure(tokens, arguments, device, peak)
 
 
 if __name__ == "__main__":

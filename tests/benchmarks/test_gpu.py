@@ -40,10 +40,28 @@ ABSENT = [
     "prometheus_client",
     "jinja2",
     "transformers",
+    "anyio",
+    "httpcore",
+    "regex",
+    "yaml",
+    "markdown_it",
+    "prompt_toolkit",
+    "PIL",
+    "obstore",
+    "ray",
+    "pyarrow",
+    "opentelemetry",
+    "textual",
+    "gguf",
+    "jsonschema",
+    "openai",
+    "anthropic",
+    "trustme",
+    "schemathesis",
 ]
 """Modules that a machine with only torch may lack."""
 
-PROGRAM = f"""
+WITHOUT = f"""
 import runpy, sys
 
 class Absent:
@@ -52,21 +70,36 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Absent())
+"""
+PROGRAM = f"""{WITHOUT}
 runpy.run_module("tests.benchmarks.gpu", run_name="__main__", alter_sys=True)
 """
+COLLECT = f"""{WITHOUT}
+import pytest
+
+sys.exit(pytest.main(["--collect-only", "-q", "-c", "/dev/null", "--rootdir", ".", *sys.argv[1:]]))
+"""
+
+
+def run_without(
+    program: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in the repository's folder, with the modules absent that a machine may lack."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=Path(check.__file__).parents[3],
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
+    )
 
 
 def run_call(call: str, out: Path, *options: str) -> dict[str, Any]:
     """The sections of a call on a CPU, with the modules absent that a machine may lack."""
     arguments = [call, "--device", "cpu", "--shape", "tiny", "--out", str(out), "--one-process"]
     arguments += options
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=Path(check.__file__).parents[3],
-    )
+    done = run_without(PROGRAM, *arguments)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     sections: dict[str, Any] = json.loads((out / f"{call}.json").read_text())["sections"]
     assert not [name for name, entry in sections.items() if "failed" in entry]
@@ -93,9 +126,12 @@ def test_all_of_speed_runs_on_a_miniature_with_only_torch(tmp_path: Path) -> Non
 
 
 def test_check_and_peers_run_with_only_torch(tmp_path: Path) -> None:
-    sections = run_call("check", tmp_path, "--only", "variants", "attention")
+    names = ("variants", "attention", "operations", "experts")
+    sections = run_call("check", tmp_path, "--only", *names)
     assert sections["variants"]["figures"] == {"steps": 10, "compiled": 0}
     assert len(sections["attention"]["figures"]) == 4
+    assert "add_rms_norm" in sections["operations"]["figures"]["table"]
+    assert "one by one" in sections["experts"]["figures"]["table"]
     sections = run_call("peers", tmp_path)
     assert list(sections) == [section.name for section in peers.SECTIONS]
     assert len(sections["ours"]["figures"]) == 2
@@ -130,6 +166,14 @@ def test_the_kernels_tests_are_all_found() -> None:
     assert {"triton_attention_results.py", "triton_ops_results.py"} <= names
     graphs = {Path(file).name for file in check.native_tests("test_*_device.py")}
     assert "test_cuda_graphs_device.py" in graphs
+
+
+def test_the_kernels_tests_need_only_torch_and_pytest() -> None:
+    """And Hypothesis; their modules, and what these import, are found without anything else."""
+    pytest.importorskip("triton", reason="Triton is for Linux on x86-64")
+    files = check.native_tests("triton_*results.py") + check.native_tests("test_*_device.py")
+    done = run_without(COLLECT, *files, TRITON_INTERPRET="1")  # as they are without a GPU
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_without_a_gpu_it_prints_one_line(

@@ -310,12 +310,16 @@ def _attention(call: Call) -> list[dict[str, Any]]:
 
 
 def _operations(call: Call) -> dict[str, Any]:
-    command = [sys.executable, "-m", ops.__name__, "--tokens", "1", "32", "256", "2048"]
+    command = [sys.executable, "-m", ops.__name__, "--device", call.kind]
+    if not call.large:
+        command += ["--tokens", "2", "--hidden", "64", "--intermediate", "128", "--rounds", "1"]
+        command += ["--copy-mib", "1"]
     return {"table": "\n\n" + call.program(command, call.out / "operations.txt")}
 
 
 def _experts(call: Call) -> dict[str, Any]:
     command = [sys.executable, "-m", moe.__name__, "--device", call.kind]
+    command += [] if call.large else ["--shape", "tiny"]
     return {"table": "\n\n" + call.program(command, call.out / "experts.txt")}
 
 
@@ -364,8 +368,8 @@ SECTIONS = (
     Section("parity", _parity, 60, 170),
     Section("variants", _variants, 40, 100),
     Section("attention", _attention, 30, 60),
-    Section("operations", _operations, 20, 45),
-    Section("experts", _experts, 20, 45),
+    Section("operations", _operations, 20, 60),
+    Section("experts", _experts, 20, 90),
 )
 
 

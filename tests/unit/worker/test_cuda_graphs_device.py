@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests.unit.worker.fake_graphs import Syncing
 from tests.unit.worker.fakes import run
 from tests.unit.worker.test_cuda_graphs import GREEDY, Workload, everything, make_runner
-from tests.unit.worker.test_cuda_graphs_warmup import Syncing
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.cuda_graphs import DecodeGraphs
 from tgi_cli.worker.graph_capture import CudaGraph, cuda_graphs

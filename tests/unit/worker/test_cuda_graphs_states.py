@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph, TinyModel
 from tests.unit.worker.fakes import CPU, new_row, run, step_of
 from tests.unit.worker.test_cuda_graphs import BLOCK, GREEDY, LONGEST, ROWS, SPECS, VOCAB, Workload
-from tests.unit.worker.test_cuda_graphs_warmup import Model, Watched, make_worker, play
+from tests.unit.worker.test_cuda_graphs_warmup import Watched, make_worker, play
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.step import Snapshot, Step
@@ -45,7 +45,7 @@ def carry(states: StateCache, hidden: Tensor) -> Tensor:
     return after
 
 
-class Recurrent(Model):
+class Recurrent(TinyModel):
     """Its hidden states also pass a state of each sequence."""
 
     def forward(

@@ -16,6 +16,7 @@ from tests.unit.worker.fake_graphs import (
     PaddedAttention,
     RecordedGraph,
     RefuseWaiting,
+    Syncing,
     TinyModel,
     greedy,
 )
@@ -35,12 +36,6 @@ from tgi_cli.worker.sizing import kv_cache
 from tgi_cli.worker.worker import LoadedModel, ModelWorker
 
 SPECS = [KVSpec(TinyModel.KV_HEADS, TinyModel.DIM)] * 2
-
-
-class Model(TinyModel):
-    weight_bytes = 1 << 20
-    kv_window = None
-    vision = None
 
 
 class Other(Shard):
@@ -79,7 +74,7 @@ def make_worker(
         replace(CONFIG, device="cpu", **config),
         LoadedModel(
             replace(MODEL, vocab_size=97),
-            model or Model(97),
+            model or TinyModel(97),
             attention(SPECS, 16, torch.float32, CPU),
         ),
         shard=shard or Shard(),
@@ -138,15 +133,7 @@ def test_memory_of_graphs_is_subtracted_from_the_cache(monkeypatch):
     assert seen == [12345]
 
 
-class Syncing(Model):
-    """Asks the device for a number."""
-
-    def forward(self, input_ids, positions, attention, images=None):
-        hidden = super().forward(input_ids, positions, attention)
-        return hidden + 0 * int(positions.max())
-
-
-class Baking(Model):
+class Baking(TinyModel):
     """Remembers the length that it was captured with."""
 
     longest = 0
@@ -320,7 +307,7 @@ def test_without_graphs_of_prompts_those_of_decodes_remain(monkeypatch, caplog, 
     assert decoded(worker) == expected
 
 
-class BakingPrompts(Model):
+class BakingPrompts(TinyModel):
     """Computes something else in a capture of steps with prompts."""
 
     def forward(self, input_ids, positions, attention, images=None):
