@@ -19,12 +19,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.kernels.sample import Draw, Tokens
 from tgi_cli.sampling.multinomial import SCALE
 from tgi_cli.sampling.upload import Upload
 
 BLOCK = 4096
 """Logits that a program reads at a time. Sums depend on it, so it is the same for all shapes."""
+
+_ROW = tl.constexpr(64)
+"""Of a block, which is taken in rows where running sums are made: within rows no warp waits for
+another one, and fewer registers are taken than by a running sum of a whole block."""
 
 _SCALE = tl.constexpr(SCALE)
 _LOWEST = tl.constexpr(float("-inf"))
@@ -33,6 +38,13 @@ _LOWEST = tl.constexpr(float("-inf"))
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _load(row: tl.tensor, columns: tl.tensor, VOCABULARY: tl.constexpr) -> tl.tensor:
     return tl.load(row + columns, mask=columns < VOCABULARY, other=_LOWEST).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _places(BLOCK: tl.constexpr) -> tl.tensor:
+    """0 .. BLOCK - 1 in rows."""
+    rows = tl.arange(0, BLOCK // _ROW) * _ROW
+    return rows[:, None] + tl.arange(0, _ROW)[None, :]
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -136,7 +148,7 @@ def _threshold(
     # At least k weights reach what the highest of k lanes do. Likewise weights of less than
     # (total - needed) / V hold less than total - needed together; total is SCALE but for rounding.
     spare = _SCALE * (1.0 - 2.0**-16) * (1.0 - top_p) - 1.0
-    bound = tl.maximum(spare / VOCABULARY * (1.0 - 2.0**-16), 0.0).to(tl.float32)
+    bound = tl.maximum(spare * ((1.0 - 2.0**-16) / VOCABULARY), 0.0).to(tl.float32)
     if top_k > 0:
         bound = largest * 0.0
         if top_k <= BLOCK:
@@ -146,14 +158,17 @@ def _threshold(
             )
     count = none
     everything = (largest * 0.0).to(tl.float64)
+    places = _places(BLOCK)
     for start in range(0, VOCABULARY, BLOCK):
-        w = _weigh(_load(row, start + lanes, VOCABULARY), peak, colder, scale)
-        everything += tl.sum(w.to(tl.float64), 0)
+        w = _weigh(_load(row, start + places, VOCABULARY), peak, colder, scale)
+        everything += tl.sum(tl.sum(w.to(tl.float64), 1), 0)
         kept = (w >= bound) & (w > 0.0)
         number = kept.to(tl.int32)
-        place = count + tl.cumsum(number, 0) - number
+        in_rows = tl.sum(number, 1)
+        before = count + tl.cumsum(in_rows, 0) - in_rows
+        place = before[:, None] + tl.cumsum(number, 1) - number
         tl.store(candidates + place, w, mask=kept)
-        count += tl.sum(number, 0)
+        count += tl.sum(in_rows, 0)
     tl.debug_barrier()  # other threads read them
     head = tl.load(candidates + lanes, mask=lanes < count, other=-1.0)
     threshold = largest * 0.0
@@ -167,6 +182,16 @@ def _threshold(
         low = tl.maximum(threshold, bound)
         threshold = _highest_bound(head, candidates, count, needed, low, largest, True, BLOCK)
     return threshold
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _first_beyond(
+    sums: tl.tensor, target: tl.tensor, SIZE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The first of [SIZE] sums with which their running sum exceeds ``target``, and what is left of
+    this before it."""
+    number = tl.sum((tl.cumsum(sums, 0) <= target).to(tl.int32), 0)
+    return number, target - tl.sum(tl.where(tl.arange(0, SIZE) < number, sums, 0.0), 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -210,12 +235,15 @@ def _draw(
         sums = tl.where(tiles == start // BLOCK, mass, sums)
     # Below the total even for the largest uniform number.
     target = tl.floor(uniform * tl.sum(sums, 0))
-    tile = tl.sum((tl.cumsum(sums, 0) <= target).to(tl.int32), 0)
-    target -= tl.sum(tl.where(tiles < tile, sums, 0.0), 0)
-    w = _weigh(_load(row, tile * BLOCK + lanes, VOCABULARY), peak, colder, scale)
-    ends = tl.cumsum(tl.where(w >= threshold, w, 0.0).to(tl.float64), 0)
-    offset = tl.sum((ends <= target).to(tl.int32), 0)
-    return tl.minimum(tile * BLOCK + offset, VOCABULARY - 1)
+    tile, target = _first_beyond(sums, target, TILES)
+    w = _weigh(_load(row, tile * BLOCK + _places(BLOCK), VOCABULARY), peak, colder, scale)
+    sums_of_rows = tl.sum(tl.where(w >= threshold, w, 0.0).to(tl.float64), 1)
+    number, target = _first_beyond(sums_of_rows, target, BLOCK // _ROW)
+    first = tile * BLOCK + number * _ROW
+    w = _weigh(_load(row, first + tl.arange(0, _ROW), VOCABULARY), peak, colder, scale)
+    kept = tl.where(w >= threshold, w, 0.0).to(tl.float64)
+    offset, _ = _first_beyond(kept, target, _ROW)
+    return tl.minimum(first + offset, VOCABULARY - 1)
 
 
 _UNALIGNED = [
@@ -226,6 +254,7 @@ _UNALIGNED = [
 variant of the kernel, which takes seconds to compile."""
 
 
+@cached_launches
 @triton.jit(do_not_specialize=_UNALIGNED)  # type: ignore[untyped-decorator, unused-ignore]
 def _sample_kernel(
     logits: tl.tensor,  # [N, VOCABULARY]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from tests.tools.sass import registers_and_stack
 from tests.tools.triton_compiler import compile_for, compile_only
 from tgi_cli.kernels.sample import Draw
 from tgi_cli.sampling.triton_sampler import triton_sample
@@ -28,6 +29,7 @@ def upload(*arrays: NDArray[Any]) -> list[Tensor]:
     [
         (80, torch.bfloat16, True, False, False),
         (80, torch.float32, False, True, True),
+        (100, torch.float32, True, True, True),
         (90, torch.float32, True, True, False),
         (90, torch.float32, True, True, True),
         (90, torch.float32, False, False, False),
@@ -50,4 +52,4 @@ def test_it_compiles(
     ((_, kernel),) = kernels
     assert kernel.asm["cubin"]
     assert f".target sm_{capability}" in kernel.asm["ptx"]
-    assert ".local " not in kernel.asm["ptx"]
+    assert registers_and_stack(kernel)[1] == 0, "it spills"
