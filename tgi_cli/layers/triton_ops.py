@@ -235,8 +235,14 @@ def _rotate(
     fp8 = how_to_read(key_cache.dtype, casts=False)
     if fp8:
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
+    rest = dims - 2 * half
     block_half = triton.next_power_of_2(half)
-    block_heads = min(triton.next_power_of_2(count), max(1024 // block_half, 1))
+    block_rest = triton.next_power_of_2(max(rest, 1))
+    # The wider part decides how much a program keeps in registers, the narrower one how many
+    # threads there are without two for an element.
+    wide = max(block_half, block_rest)
+    narrow = min(block_half, block_rest) if rest else block_half
+    block_heads = min(triton.next_power_of_2(count), max(1024 // wide, 1))
     _rotate_kernel[(tokens, triton.cdiv(count, block_heads))](
         heads,
         heads if weight is None else weight,
@@ -255,13 +261,13 @@ def _rotate(
         HEADS=count,
         KV_HEADS=0 if caches is None else key_cache.shape[2],
         HALF=half,
-        REST=dims - 2 * half,
+        REST=rest,
         BLOCK_HEADS=block_heads,
         BLOCK_HALF=block_half,
-        BLOCK_REST=triton.next_power_of_2(max(dims - 2 * half, 1)),
+        BLOCK_REST=block_rest,
         NORM=weight is not None,
         FP8=fp8,
-        num_warps=_warps(block_heads * block_half),
+        num_warps=_warps(block_heads * narrow),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from tests.tools.sass import registers_and_stack
 from tests.tools.triton_compiler import compile_for, compile_only
 from tgi_cli.layers import triton_ops
 
@@ -39,6 +40,7 @@ def assert_compiled(kernels: list[tuple[str, Any]], count: int, capability: int 
     for _, kernel in kernels:
         assert kernel.asm["cubin"]
         assert f".target sm_{capability}" in kernel.asm["ptx"]
+        assert registers_and_stack(kernel)[1] == 0, "it spills"
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(576, torch.bfloat16), (16384, torch.float32)])
@@ -54,7 +56,7 @@ def test_norms_for_the_generation_before(compiled: list[tuple[str, Any]]) -> Non
     assert "ld.global.v4.b32" in compiled[2][1].asm["ptx"]  # 16 bytes at once
 
 
-@pytest.mark.parametrize(("dims", "rotated"), [(128, 128), (80, 32)])
+@pytest.mark.parametrize(("dims", "rotated"), [(128, 128), (80, 32), (256, 64)])
 def test_rotation(dims: int, rotated: int, compiled: list[tuple[str, Any]]) -> None:
     qkv = torch.empty(2, 40, dims, dtype=torch.bfloat16)
     angles, weight = torch.empty(2, 1, rotated, dtype=qkv.dtype), torch.empty(32, dims)
