@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.layers.routing import Routing
 
 _SOFTMAX, _SIGMOID, _LOGITS = range(3)
@@ -25,6 +26,7 @@ MAX_TOP_K = 32
 """Experts per token that :func:`route` chooses at most, one after another."""
 
 
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _route_kernel(
     logits: tl.tensor,  # [T, EXPERTS]
@@ -147,6 +149,7 @@ def route(
     return weights, chosen
 
 
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _combine_kernel(
     outputs: tl.tensor,  # [T, TOP_K, SIZE]

@@ -18,7 +18,7 @@ from tgi_cli.quantization.tiled_weight import ExpertRows
 
 @cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _kernel(
+def _grouped_kernel(
     x: tl.tensor,  # [P, K], rows sorted by expert
     weight: tl.tensor,  # [E, N, K]
     bias: tl.tensor,  # [E, N]
@@ -94,7 +94,7 @@ def triton_grouped_linear(
     block_m, block_n, block_k, options = _blocks(pairs, num_experts, x.dtype)
     # Every expert with rows may leave one tile unfilled.
     tiles = min(pairs, pairs // block_m + num_experts)
-    _kernel[(tiles, triton.cdiv(out, block_n))](
+    _grouped_kernel[(tiles, triton.cdiv(out, block_n))](
         x,
         weight,
         weight if bias is None else bias,

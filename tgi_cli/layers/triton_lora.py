@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.quantization.triton_product import place
 
 _BLOCK_M = 16
@@ -22,6 +23,7 @@ _PROGRAMS = 132
 _MAX_SPLITS = 16
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["rows", "splits"])  # type: ignore[untyped-decorator, unused-ignore]
 def _shrink_kernel(
     x: tl.tensor,  # [T, inputs]
@@ -65,6 +67,7 @@ def _shrink_kernel(
         tl.store(at, sums, mask=in_rows[:, None] & in_rank[None, :])
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["rows", "splits"])  # type: ignore[untyped-decorator, unused-ignore]
 def _expand_kernel(
     y: tl.tensor,  # [T, outputs], to which is added

@@ -7,7 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
 
+
+@cached_launches
 @triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator, unused-ignore]
 def _sort_kernel(
     chosen: tl.tensor,  # int32 [count]

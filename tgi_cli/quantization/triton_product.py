@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.quantization.tiled_weight import (
     E2M1,
     E4M3,
@@ -116,6 +117,7 @@ def place(
     return expert, start, end
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["rows", "splits"])  # type: ignore[untyped-decorator, unused-ignore]
 def _product_kernel(
     x: tl.tensor,  # [.., K]

@@ -7,9 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
+
 _LARGEST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 
 
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _quantize_kernel(
     x: tl.tensor,  # [T, groups * SIZE]

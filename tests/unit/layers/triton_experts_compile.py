@@ -11,6 +11,7 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from tests.tools.sass import registers_and_stack
 from tests.tools.triton_compiler import compile_for, compile_only
 from tgi_cli.layers import triton_experts, triton_ops, triton_sort
 from tgi_cli.layers.routing import Routing
@@ -30,7 +31,7 @@ def assert_compiled(kernels: list[tuple[str, Any]], count: int) -> None:
     for _, kernel in kernels:
         assert kernel.asm["cubin"]
         assert ".target sm_90" in kernel.asm["ptx"]
-        assert ".local " not in kernel.asm["ptx"], "it spills"
+        assert registers_and_stack(kernel)[1] == 0, "it spills"
 
 
 def test_routing(compiled: list[tuple[str, Any]]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from tests.tools.sass import registers_and_stack
 from tests.tools.triton_compiler import compile_for, compile_only
 from tgi_cli.layers.triton_grouped import triton_grouped_linear
 from tgi_cli.quantization.tiled_weight import ExpertRows
@@ -44,5 +45,5 @@ def test_a_product(
     ptx = kernel.asm["ptx"]
     assert kernel.asm["cubin"]
     assert f"sm_{capability}" in ptx
-    assert ".local " not in ptx, "it spills"
+    assert registers_and_stack(kernel)[1] == 0, "it spills"
     assert kernel.metadata.shared <= 160 << 10, "an A100 has no more"
