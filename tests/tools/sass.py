@@ -52,6 +52,11 @@ class Code:
         return self.loop.total()
 
     @property
+    def loop_spills(self) -> int:
+        """Those of the spilling instructions that are in the loop."""
+        return self.loop["STL"] + self.loop["LDL"]
+
+    @property
     def matrix_instructions(self) -> int:
         return sum(self.loop[name] for name in MATRIX)
 

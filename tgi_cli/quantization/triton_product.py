@@ -177,13 +177,15 @@ def _product_kernel(
         x_at = x + sources[None, :] * x_stride + inner[:, None]
         data_at = data + (expert.to(tl.int64) * blocks * N + columns[:, None]) * DEPTH
         data_at += first.to(tl.int64) * N * DEPTH + inner[None, :]
-        of_expert = expert.to(tl.int64) * groups * N + columns
+        of_expert = expert.to(tl.int64) * groups * N
+        scales += of_expert
+        zeros += of_expert
         sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         zero = 0.0
         if FORM == _INTEGER:
             zero = 8.0 if BITS == 4 else 128.0
             if HAS_ZEROS and STEPS == 0:
-                stored = tl.load(zeros + of_expert, mask=in_width, other=0)
+                stored = tl.load(zeros + columns, mask=in_width, other=0)
                 zero = stored.to(tl.float32)[:, None]
         for block in range(first, last):
             codes = tl.load(data_at, mask=in_width[:, None], other=0)
@@ -194,7 +196,7 @@ def _product_kernel(
                 step = block * HALVES + half
                 # A group begins: steps of one byte share it, or each has its own.
                 if STEPS > 0 and (half == 0 or STEPS % HALVES > 0):
-                    group_at = of_expert + step // STEPS * N
+                    group_at = columns + step // STEPS * N
                     scale = _scale_of(tl.load(scales + group_at, mask=in_width, other=0))
                     factor = scale[:, None]
                     if FP8_INPUTS:
@@ -238,7 +240,7 @@ def _product_kernel(
                         # Not from the first-level cache: other multiprocessors wrote it.
                         sums += tl.load(of_tile + other * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
             if STEPS == 0:
-                whole = tl.load(scales + of_expert, mask=in_width, other=0)
+                whole = tl.load(scales + columns, mask=in_width, other=0)
                 sums *= _scale_of(whole)[:, None]
                 if FP8_INPUTS:
                     own = tl.load(x_scales + sources, mask=in_rows, other=0.0)
@@ -275,7 +277,7 @@ def triton_product(
         x, x_scales = quantize_rows(x, weight.scales.shape[1])
         x = x.view(torch.uint8)
     num_experts = 0 if experts is None else len(experts.ends)
-    block_m, block_n, options = tile_of(rows / max(1, num_experts), weight.form)
+    block_m, block_n, options = tile_of(rows / max(1, num_experts), weight)
     tiles = triton.cdiv(rows, block_m)
     if num_experts:  # each may leave one tile unfilled
         tiles = min(rows, rows // block_m + num_experts)
@@ -329,7 +331,7 @@ def triton_product(
     return product
 
 
-def tile_of(rows: float, form: int) -> tuple[int, int, dict[str, int]]:
+def tile_of(rows: float, weight: TiledWeight) -> tuple[int, int, dict[str, int]]:
     """Rows and outputs of a tile, and launch options, for the average rows of an expert."""
     if rows <= 16:
         return 16, 64, {"num_warps": 4, "num_stages": 5}
@@ -337,8 +339,12 @@ def tile_of(rows: float, form: int) -> tuple[int, int, dict[str, int]]:
         return 32, 64, {"num_warps": 4, "num_stages": 4}
     if rows <= 64:
         return 64, 64, {"num_warps": 4, "num_stages": 4}
-    # Look-ups in a table take more registers: the wider tile spills.
-    return 128, 64 if form == TABLE else 128, {"num_warps": 8, "num_stages": 3}
+    # Of larger tiles, look-ups in a table spill registers, as do sums of a group that are scaled by
+    # row and output.
+    options = {"num_warps": 8, "num_stages": 3}
+    if weight.fp8_inputs and weight.steps:
+        return 64, 128, options
+    return 128, 64 if weight.form == TABLE else 128, options
 
 
 def _num_splits(rows: int, tiles: int, blocks: int) -> int:

@@ -6,7 +6,7 @@
 Needs Triton, whose wheel has the assembler, and takes some minutes. Nothing is run: the figures are
 of the machine code. One line per kernel and GPU:
 
-registers   of a thread, and instructions that spill them to memory
+registers   of a thread, and instructions that spill them to memory: all, and in the inner loop
 shared      KiB of shared memory of a program
 programs    that a processor holds at once
 loop        instructions of a warp in the inner loop, and those of tensor cores among them
@@ -38,6 +38,7 @@ HEADER = (
     "warps",
     "registers",
     "spills",
+    "spills in loop",
     "shared KiB",
     "programs",
     "loop",
@@ -87,6 +88,7 @@ def rows(capabilities: list[int], groups: list[str], match: str) -> Iterator[tup
                     str(code.warps),
                     str(code.registers),
                     str(code.spills),
+                    str(code.loop_spills),
                     f"{code.shared / 1024:.1f}",
                     str(programs(code, gpu)),
                     str(code.loop_length),
@@ -122,7 +124,10 @@ def summary(table: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
 
 
 def _cell(of: dict[str, str]) -> str:
-    parts = [of["registers"], of["spills"], of["shared KiB"], of["programs"], of["loop"]]
+    spills = of["spills"]
+    if int(spills):
+        spills += f" ({of['spills in loop']})"
+    parts = [of["registers"], spills, of["shared KiB"], of["programs"], of["loop"]]
     limits = of["issue / memory / matrix cycles"].replace(" ", "")
     ratio = of["operations/byte"]
     return " · ".join([*parts, *([ratio, limits] if limits else [])])

@@ -35,8 +35,8 @@ def weight_cases() -> Iterator[Case]:
 
 
 def _work(kind: str, rows: float, capability: int) -> dict[str, Work]:
-    form, bits, depth, _, _ = KINDS[kind]
-    block_m, block_n, _ = tile_of(rows, form)
+    _, bits, depth, _, _ = KINDS[kind]
+    block_m, block_n, _ = tile_of(rows, empty_weight(kind))
     codes, operands = depth * block_n, depth * (8 // bits)
     width = 1 if kind == FP8_INPUTS else 2
     turn = Work(codes + operands * block_m * width, 2 * operands * block_m * block_n)
