@@ -13,15 +13,16 @@ row options      rows that want more than tokens, host      a new row; a freed o
 image positions  rows with images, host                     a new row; a freed one
 ===============  =========================================  ================================
 
-On a CPU the block table and its copy share their memory. A freed row's arrays need no clearing:
-they are not read before a new sequence has overwritten them.
+On a CPU the block table and its copy share their memory; elsewhere the copy follows the tokens in
+theirs, so that one operation writes what a step changes of both. A freed row's arrays need no
+clearing: they are not read before a new sequence has overwritten them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ from tgi_cli.worker.upload import Uploader
 
 _Write = tuple[int, int, list[int]]
 """A row, where in it, and what is written there."""
+
+_ALIGNMENT = 64
+"""Numbers at a multiple of which the device's block table begins, as other tensors do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +82,20 @@ class InputBatch:
         self._vocab_size = vocab_size
         self.block_size = block_size
         self.width = max_tokens + 1
-        self._flat = _zeros(max_rows * self.width + 1, device)
-        self.tokens = self._flat[:-1].view(max_rows, self.width)
+        max_blocks = -(-self.width // block_size)
+        self._shared = not upload.packs
         self.scratch = max_rows * self.width
+        self._blocks_at = -(-(self.scratch + 1) // _ALIGNMENT) * _ALIGNMENT
+        block_numbers = 0 if self._shared else max_rows * max_blocks
+        self._flat = _zeros(self._blocks_at + block_numbers, device)
+        self.tokens = self._flat[: self.scratch].view(max_rows, self.width)
         self._on_host: NDArray[np.int32] | None = None
         if device.type == "cpu":
             self._on_host = self.tokens.numpy()
-        max_blocks = -(-self.width // block_size)
         self.host_blocks: NDArray[np.int32] = np.zeros((max_rows, max_blocks), np.int32)
-        self._shared = not upload.packs
-        table = torch.from_numpy(self.host_blocks)
-        self.blocks = table if self._shared else table.to(device, copy=True)
+        self.blocks = torch.from_numpy(self.host_blocks)
+        if not self._shared:
+            self.blocks = self._flat[self._blocks_at :].view(max_rows, max_blocks)
         self.sampling = SamplingTable(max_rows)
         self.adapter_slots: NDArray[np.int32] = np.full(max_rows, -1, np.int32)
         self._has_encoder = has_encoder
@@ -138,27 +145,20 @@ class InputBatch:
         return writes + [(more.row, more.start, more.block_ids) for more in step.appended]
 
     def _write(self, tokens: list[_Write], blocks: list[_Write]) -> None:
-        """Write both: what is on a device in one transfer."""
+        """Write both: what is on a device in one transfer and one operation."""
         for row, start, block_ids in blocks:
             self.host_blocks[row, start : start + len(block_ids)] = block_ids
+        writes: list[tuple[int, list[int]]] = []
         if self._on_host is not None:
             for row, start, token_ids in tokens:
                 self._on_host[row, start : start + len(token_ids)] = token_ids
-            tokens = []
-        if self._shared:
-            blocks = []
-        arrays: list[NDArray[Any]] = []
-        for writes, stride in ((tokens, self.width), (blocks, self.host_blocks.shape[1])):
-            if writes:
-                arrays += _scattered(writes, stride)
-        if not arrays:
-            return
-        uploaded = self.upload(*arrays)
-        if tokens:
-            self.write(*uploaded[:2])
-        if blocks:
-            indices, values = uploaded[-2:]
-            self.blocks.view(-1).index_copy_(0, indices, values)
+        else:
+            writes += [(row * self.width + start, token_ids) for row, start, token_ids in tokens]
+        if not self._shared:
+            at, stride = self._blocks_at, self.host_blocks.shape[1]
+            writes += [(at + row * stride + start, block_ids) for row, start, block_ids in blocks]
+        if writes:
+            self._flat.index_copy_(0, *self.upload(*_scattered(writes)))
 
     def _write_first_tokens(self, step: Step) -> None:
         """Write what another stage has chosen, and what the rows may have already."""
@@ -195,17 +195,13 @@ class InputBatch:
 
 
 def _scattered(
-    writes: Sequence[_Write], stride: int
+    writes: Sequence[tuple[int, list[int]]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Flat indices of writes to rows of ``stride`` numbers, and the numbers."""
-    spans = [
-        np.arange(row * stride + start, row * stride + start + len(numbers))
-        for row, start, numbers in writes
-    ]
-    values = [np.array(numbers, np.int32) for _, _, numbers in writes]
-    if len(writes) == 1:
-        return spans[0], values[0]
-    return np.concatenate(spans), np.concatenate(values)
+    """Flat indices of writes that begin at an index each, and the numbers."""
+    spans = [np.arange(start, start + len(numbers)) for start, numbers in writes]
+    indices = spans[0] if len(spans) == 1 else np.concatenate(spans)
+    numbers = chain.from_iterable([numbers for _, numbers in writes])
+    return indices, np.fromiter(numbers, np.int32, len(indices))
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:

@@ -40,6 +40,38 @@ def test_forced_tokens_are_written_at_their_positions(packed):
     assert rows.tokens[1, :7].tolist() == [7, 8, 9, 10, 11, 12, 0]
 
 
+class Counted(Uploader):
+    """Counts transfers."""
+
+    transfers = 0
+
+    def __call__(self, *arrays):
+        self.transfers += 1
+        return super().__call__(*arrays)
+
+
+class OnDevice(InputBatch):
+    """Tokens are not the host's to write."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._on_host = None
+
+
+def test_what_a_step_changes_on_a_device_is_one_transfer():
+    upload = Counted(CPU, packed=True)
+    rows = OnDevice(3, 12, 4, upload)
+    rows.apply(step_of(new=[new_row(1, [7, 8, 9], [5, 6]), new_row(0, [1], [9])]))
+    given = [TokenAppend(1, 3, [10, 11])]
+    appended = [BlockAppend(0, 1, [4]), BlockAppend(1, 2, [3])]
+    rows.apply(step_of(forced_tokens=given, new=[new_row(2, [1, 2], [7])], appended=appended))
+    assert upload.transfers == 2
+    rows.write(torch.tensor([rows.scratch]), torch.tensor([99]))
+    assert rows.tokens[:, :6].tolist() == [[1] + [0] * 5, [7, 8, 9, 10, 11, 0], [1, 2] + [0] * 4]
+    assert rows.blocks.tolist() == [[9, 4, 0, 0], [5, 6, 3, 0], [7, 0, 0, 0]]
+    assert np.array_equal(rows.blocks.numpy(), rows.host_blocks)
+
+
 def test_a_row_is_one_token_longer_than_the_context():
     rows = InputBatch(2, 8, 4, Uploader(CPU))
     rows.apply(step_of(new=[new_row(1, range(8), [0, 1])]))
