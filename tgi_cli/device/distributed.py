@@ -21,8 +21,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, _register_process_group
 
+from tgi_cli.device.one_shot_sums import OneShotSums
 from tgi_cli.errors import UnsupportedModelError
 
 LOOPBACK = "127.0.0.1"
@@ -78,6 +79,10 @@ class Shard:
     sharers: int = 0
     """Processes of the model on this machine, whose memory they share: it may be several nodes.
     Known after :meth:`connect`."""
+    own_process: bool = True
+    """Whether the process may be ended if another one is gone."""
+    one_shot: OneShotSums | None = None
+    """What sums up small summands in CUDA graphs, once the warm-up has chosen it."""
     _store: Store | None = None
     """Must outlive the groups."""
     _sent: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque)
@@ -197,8 +202,15 @@ class Shard:
                     group.abort()
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Replace ``x`` by the sum of all processes' ``x``."""
+        """The sum of all processes' ``x``, which it may overwrite."""
         if self.size > 1 and self.device.type == "cuda":
+            one_shot = self.one_shot
+            if (
+                one_shot is not None
+                and one_shot.chosen(x)
+                and torch.cuda.is_current_stream_capturing()
+            ):
+                return one_shot(x)
             # On the current stream: NCCL's own would cost two events per sum, of which a layer has
             # two (https://github.com/pytorch/pytorch/pull/148590).
             options = dist.AllreduceOptions()
@@ -224,6 +236,24 @@ class Shard:
         if self.size > 1:
             self._group.broadcast(x, 0).wait()
         return x
+
+    def named_group(self, name: str) -> dist.ProcessGroup:
+        """The shards of the stage, as torch's operators find them by a name.
+
+        For as long as the result lives. The name is the same on all shards, and new.
+        """
+        assert self._store is not None
+        store = PrefixStore(f"{name}-{self.stage}", self._store)
+        group = dist.ProcessGroup(store, self.rank, self.size)
+        kind = dist.ProcessGroup.BackendType
+        backend: Any = self._group
+        group._register_backend(
+            self.device, kind.NCCL if self.device.type == "cuda" else kind.GLOO, backend
+        )
+        known: Any = name
+        group._set_group_name(known)
+        _register_process_group(known, group)
+        return group
 
     def receive(self, tokens: int, width: int, dtype: torch.dtype) -> Tensor:
         """[tokens, width] that the stage before sends; waits for it."""

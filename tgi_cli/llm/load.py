@@ -135,7 +135,7 @@ def start_engine(
     """
     from tgi_cli.worker.factory import load_worker  # imports torch
 
-    worker, _ = load_worker(serve, model_path)
+    worker, _ = load_worker(serve, model_path, own_process=False)
     capacity = worker.warmup()
     blocks = open_disk_blocks(capacity.config, worker, capacity.cache_bytes, capacity.step_seconds)
 

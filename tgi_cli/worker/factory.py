@@ -66,7 +66,10 @@ def resolve_config(serve: ServeConfig, model_path: Path) -> tuple[EngineConfig, 
 
 
 def load_worker(
-    serve: ServeConfig, model_path: Path, progress: Callable[[int, int], None] | None = None
+    serve: ServeConfig,
+    model_path: Path,
+    progress: Callable[[int, int], None] | None = None,
+    own_process: bool = True,
 ) -> tuple[ModelWorker | ShardedWorker, EngineConfig]:
     """Load a model and create its worker, in several processes if it has several shards or stages.
 
@@ -74,6 +77,7 @@ def load_worker(
         serve: the settings; resolved here, which takes facts of the model and the device.
         model_path: folder of the checkpoint.
         progress: called while loading; see :func:`tgi_cli.models.load_model`.
+        own_process: whether this process may be ended if another one of the model is lost.
 
     Returns:
         The worker, not warmed up, and the resolved configuration (whose limits warm-up may
@@ -104,6 +108,7 @@ def load_worker(
         log.info("starting %d shards", config.num_shard)
     listener = NodeListener(serve, config) if config.nnodes > 1 else None
     group = WorkerGroup(config, listener)
+    group.shard.own_process = own_process
     try:
         worker = make_worker(config, group.shard, progress)
         group.connect()

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from tgi_cli.attention import StateCache
+from tgi_cli.attention import PagedAttention, StateCache
 from tgi_cli.config import EngineConfig
 from tgi_cli.device import available_memory
 from tgi_cli.device.distributed import Shard
@@ -18,6 +16,7 @@ from tgi_cli.worker.graph_capture import GraphSet
 from tgi_cli.worker.mixed_graphs import MixedGraphs, MixedSize, mixed_sizes
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing.profile_steps import mixed_replays_agree, replays_agree
+from tgi_cli.worker.sizing.sum_choice import choose_sums
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class StepGraphs:
     Args:
         runner: uses them.
         shard: this process's share of the model.
-        device: device of the model.
+        attention: of the model, on its device and in its dtype.
         decodes: graphs of decode steps.
         mixed: graphs of steps with prompts; None if there are to be none.
     """
@@ -41,19 +40,28 @@ class StepGraphs:
         self,
         runner: ModelRunner,
         shard: Shard,
-        device: torch.device,
+        attention: PagedAttention,
         decodes: DecodeGraphs,
         mixed: MixedGraphs | None = None,
     ) -> None:
         self._runner = runner
         self._shard = shard
-        self._device = device
+        self._device = attention.device
+        self._dtype = attention.dtype
         self._decodes: DecodeGraphs | None = decodes
         self._mixed = mixed
         self._measured = 0
+        self._sums_chosen = shard.size == 1 or attention.device.type != "cuda"
+
+    def _choose_sums(self) -> None:
+        """Before the first capture: graphs hold the sums over shards."""
+        if not self._sums_chosen:
+            self._sums_chosen = True
+            choose_sums(self._shard, self._dtype)
 
     def measure(self) -> int | None:
         """Bytes that graphs will take, or None if none can be captured."""
+        self._choose_sums()
         if self._decodes is None or not self._try(self._decodes.measure):
             return None
         size = self._measured
@@ -77,6 +85,7 @@ class StepGraphs:
         decodes, began = self._decodes, time.monotonic()
         if decodes is None:
             return False
+        self._choose_sums()
         before = available_memory(self._device)
         decodes.resize(graph_sizes(config.max_batch_size, config.cuda_graphs))
         if not self._try(decodes.capture):

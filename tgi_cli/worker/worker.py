@@ -156,7 +156,7 @@ class ModelWorker:
             if attention.states is None:
                 given = model, attention, rows, mixed_sizes_of(config), make, lora
                 mixed = MixedGraphs(*given, vocab_size, choice)
-            self._graphs = StepGraphs(self.runner, shard, self._device, decodes, mixed)
+            self._graphs = StepGraphs(self.runner, shard, attention, decodes, mixed)
 
     def launch(self, step: Step) -> object:
         """See :meth:`tgi_cli.engine.step.Worker.launch`."""
