@@ -21,6 +21,13 @@ TABLE_POSITIONS = 1 << 13
 of 128. To compute them takes nine operations a step, 20 us and in a cold cache several times that;
 the table for a context of 131072 would take 67 MB."""
 
+WHOLE_TABLE_BYTES = {"cuda": 128 << 20}
+"""Most memory of the angles of all positions that are served, which devices of a kind keep where
+the host cannot look at positions without waiting. A step then looks them up in two launches."""
+
+_BEYOND = 64
+"""Positions of drafts after the last one that is served, at most."""
+
 
 class RotaryEmbedding(nn.Module):
     """The angles of a step, computed once and used by all layers.
@@ -84,6 +91,11 @@ class RotaryEmbedding(nn.Module):
             self._axes = torch.tensor(2 * _axes(parameters, len(frequencies)), device=device)
         empty = torch.empty(0, dtype=dtype)
         self._table = (empty, empty)
+        length = (served_positions or max_positions) + _BEYOND
+        most = WHOLE_TABLE_BYTES.get(device.type, 0)
+        self._whole = 2 * length * dims * dtype.itemsize <= most
+        if self._whole:
+            self._table = self._compute(torch.arange(length, device=device))
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions int64 [T] to cosines and signed sines, [T, 1, dims] each.
@@ -104,12 +116,17 @@ class RotaryEmbedding(nn.Module):
         return of_axes.gather(0, self._axes.expand(1, *of_axes.shape[1:]))[0]
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self._whole:
+            return self._look_up(positions)
         kept = TABLE_POSITIONS if positions.device.type == "cpu" and len(positions) else 0
         if not kept or (last := int(positions.max())) >= kept:  # elsewhere the host would wait
             return self._compute(positions)
         if last >= len(self._table[0]):
             length = min(kept, max(256, 1 << last.bit_length()))
             self._table = self._compute(torch.arange(length))
+        return self._look_up(positions)
+
+    def _look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         cosines, sines = self._table
         return cosines.index_select(0, positions), sines.index_select(0, positions)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,27 @@ def test_angles_that_are_kept_are_those_that_are_computed(
         wanted = kept(torch.tensor(positions))
         assert torch.equal(cosines, wanted[0])
         assert torch.equal(sines, wanted[1])
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_angles_of_all_served_positions_are_kept_where_the_host_would_wait(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, for which a limit for CPUs is a stand-in."""
+    monkeypatch.setattr(rotary, "WHOLE_TABLE_BYTES", {"cpu": most})
+    monkeypatch.setattr(rotary, "TABLE_POSITIONS", 0)
+    given: Any = 32, {"rope_theta": 1e4}, 1 << 20, torch.bfloat16, CPU
+    rope, computed = RotaryEmbedding(*given, 2000), RotaryEmbedding(*given)
+    positions = torch.tensor([0, 7, 1999, 2000])
+    calls = []
+    compute = RotaryEmbedding._compute
+    monkeypatch.setattr(
+        RotaryEmbedding, "_compute", lambda *given: calls.append(1) or compute(*given)
+    )
+    found = rope(positions)
+    assert len(calls) == (most == 0)
+    for kept, wanted in zip(found, computed(positions), strict=True):
+        assert torch.equal(kept, wanted)
 
 
 @pytest.mark.parametrize("kind", ["ntk", "xpos"])
