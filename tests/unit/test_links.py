@@ -1,4 +1,4 @@
-"""Links within README.md and docs/ lead to files and headings that exist."""
+"""Links within README.md, CHANGELOG.md and docs/ lead to files and headings that exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
