@@ -323,7 +323,7 @@ async def test_full_text_ends_where_the_stop_string_does(
 async def test_markdown_image_in_the_prompt_is_text(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    """To a model that sees nothing a prompt is text, whatever it is about."""
+    """To a model of text a prompt is text, whatever it is about."""
     text = "Explain ![](x.png)"
     assert (await client.post("/generate", json={"inputs": text})).status_code == 200
     assert list(engine.requests[0].prompt_ids) == engine.tokenizer.encode(text)

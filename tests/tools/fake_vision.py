@@ -1,4 +1,4 @@
-"""Images for tests without Pillow and without a model that sees.
+"""Images for tests without Pillow and without a vision-language model.
 
 The file of an image is a text: ``image 6`` is one of six rows, ``image 6 2x3`` also has a grid. It
 stands for ``<image>`` in a prompt, and is replaced by its rows between ``[`` and ``]``.
@@ -93,7 +93,7 @@ def processed(file: bytes, detail: str | None = None) -> ProcessedImage:
 
 
 def bundle(folder: Path, chat_template: str | None = PARTS_TEMPLATE) -> TextBundle:
-    """The text side of a model that sees."""
+    """The text side of a vision-language model."""
     tiny.write_model(folder, chat_template)
     backend = tiny.byte_level()
     backend.add_special_tokens([AddedToken(IMAGE, special=True, normalized=False)])

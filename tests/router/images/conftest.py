@@ -1,4 +1,4 @@
-"""A router in front of a scripted engine of a model that sees."""
+"""A router in front of a scripted engine of a vision-language model."""
 
 from __future__ import annotations
 
