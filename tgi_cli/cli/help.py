@@ -49,6 +49,7 @@ class CommandHelp:
         path: the command as it is called: ``tgi serve``.
         about: the description, in paragraphs.
         settings: all settings that the command takes.
+        several: whether its argument may be repeated.
         examples: command lines to start with.
         defaults: words that override the defaults of the table, by name.
         notes: what applies to all flags.
@@ -57,6 +58,7 @@ class CommandHelp:
     path: str
     about: str
     settings: Sequence[Setting]
+    several: bool = False
     examples: Sequence[Example] = ()
     defaults: Mapping[str, Any]
     notes: str = ""
@@ -76,7 +78,7 @@ class CommandHelp:
         arguments = [setting for setting in visible if setting.argument]
         first, *rest = paragraphs(self.about) or [""]
         lines = [*wrapped(first, width), ""]
-        lines += [f"{heading('Usage:')} {self.path} {_usage(arguments)}[FLAGS]"]
+        lines += [f"{heading('Usage:')} {self.path} {_usage(arguments, self.several)}[FLAGS]"]
         for text in rest:
             lines += ["", *wrapped(text, width)]
         if self.examples:
@@ -151,6 +153,7 @@ def command_list(about: str, groups: Mapping[str, Sequence[tuple[str, str]]]) ->
 _FIRST_STEPS = (
     ("tgi serve", "serve the bundled miniature model on port 3000"),
     ("tgi serve Qwen/Qwen3-0.6B", "serve a model of the Hugging Face hub"),
+    ("tgi chat Qwen/Qwen3-0.6B", "chat with it in the terminal"),
     ("tgi bench", "measure the bundled model"),
     ("tgi serve --help", "the common flags of a command; --help-all: all"),
 )
@@ -202,8 +205,10 @@ def _examples(examples: Sequence[Example], width: int) -> Iterator[str]:
             yield f"{' ' * _GAP}{line}"
 
 
-def _usage(arguments: Sequence[Setting]) -> str:
+def _usage(arguments: Sequence[Setting], several: bool) -> str:
     words = [s.kind.metavar if s.required else f"[{s.kind.metavar}]" for s in arguments]
+    if several:
+        words[-1] += "..."
     return "".join(f"{word} " for word in words)
 
 

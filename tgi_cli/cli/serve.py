@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 def serve(settings: ParsedSettings) -> None:
     """Serve a model: the APIs of TGI, OpenAI and Anthropic.
 
-    Downloads the model if necessary. Without MODEL, serves a bundled miniature model. Of several,
-    requests choose one by its name; those that fit into memory are loaded. --replicas N serves one
-    N times behind one port.
+    Downloads the model if necessary. Without MODEL, serves a bundled miniature model. Requests
+    choose one of several MODELs by its name, and as many as fit into memory are loaded.
+    --replicas N runs one model N times behind one port.
     """
     from tgi_cli.cli.local_model import locate
     from tgi_cli.launcher.serve import serve as run

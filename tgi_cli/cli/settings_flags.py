@@ -90,6 +90,7 @@ class SettingsCommand(PlainCommand):
             path=program.name if program else context.command_path,
             about=program.about if program else (self.callback.__doc__ or ""),
             settings=getattr(self.callback, "settings", ()),
+            several=self.allow_extra_args and not program,
             examples=() if program else getattr(self.callback, "examples", ()),
             defaults=context.default_map or {},
             notes=self.epilog or "",

@@ -25,9 +25,9 @@ BENCH_SETTINGS = (
         variables=(),
         model=Setting(
             text("MODEL"),
-            "Model to benchmark, an id on the hub or a local folder: a server is started for it. "
-            "With --url, the model that requests name.",
-            brief="Id on the hub, or a local folder.",
+            "Model to benchmark, an id on the hub, a folder or a GGUF file: a server is started "
+            "for it. With --url, the model that requests name.",
+            brief="Id on the hub, a folder or a GGUF file.",
             argument=True,
         ),
         tokenizer_name=Setting(

@@ -12,8 +12,8 @@ CHAT_SETTINGS = (
         variables=(),
         target=Setting(
             text("MODEL|URL"),
-            "Model to start a server for, an id on the hub or a local folder, or the URL of a "
-            "running server with OpenAI's API. Default: the bundled miniature model.",
+            "Model to start a server for, an id on the hub, a folder or a GGUF file, or the URL of "
+            "a running server with OpenAI's API. Default: the bundled miniature model.",
             argument=True,
         ),
         model=Setting(
