@@ -153,7 +153,7 @@ def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Pa
         assert "INFO" not in terminal.everything(), "no log lines"
         assert "tgi-demo · /help shows the commands" in screen
         terminal.type("How do I open a file?\r")
-        screen = terminal.wait_for("tokens/s")
+        screen = terminal.wait_for("first after")
         assert "prompt" in screen
         terminal.wait_for(lambda screen: screen.count(PROMPT) == 2)
         terminal.type("And how do I read it?\r")

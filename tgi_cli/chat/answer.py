@@ -12,6 +12,10 @@ from tgi_cli.chat.client import ChatClient, OnPause
 from tgi_cli.chat.reasoning_tags import ReasoningTagSplitter, SplitText
 from tgi_cli.chat.stream_parser import AnswerPart, ChatUsage
 
+SHORTEST_RATED = 0.1
+"""Seconds from the first to the last text from which on a rate is given: parts of a shorter answer
+may have arrived together."""
+
 
 @dataclass(slots=True)
 class ReceivedAnswer:
@@ -67,8 +71,9 @@ class ReceivedAnswer:
             return f"{self.last - self.began:.1f} s, {waited}"
         tokens = self.usage.completion_tokens
         parts = [f"{tokens} token{'s' * (tokens != 1)}"]
-        if tokens > 1 and self.last > self.first:
-            parts.append(f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s")
+        seconds = self.last - self.first
+        if tokens > 1 and seconds >= SHORTEST_RATED:
+            parts.append(f"{(tokens - 1) / seconds:.1f} tokens/s")
         parts.append(waited)
         if self.usage.prompt_tokens:
             cached = f", {self.usage.cached_tokens} of them cached" * bool(self.usage.cached_tokens)
