@@ -140,7 +140,7 @@ def status_text(state: ViewState, leaving: bool, live: bool) -> str:
     if run_state.fatal is not None:
         return "failed"
     if run_state.run is not None:
-        return "over" if live else "saved"
+        return "finished" if live else "saved"
     if run_state.running is None:
         return "starting" if live else ""
     seen = run_state.running.progress

@@ -75,7 +75,7 @@ const TILES = [
     figure: (history) => percent(history.hitRatio()),
     unit: () => "of prompt tokens found",
     remark: ({ latest: { values } }) =>
-      `${number(values.get("tgi_prefix_cache_hit_tokens_total") ?? 0)} since the start`,
+      `${number(values.get("tgi_prefix_cache_hit_tokens_total") ?? 0)} tokens since the start`,
   },
 ];
 

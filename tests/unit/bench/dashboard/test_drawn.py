@@ -13,7 +13,7 @@ from tgi_cli.bench.dashboard.metrics import panels
 from tgi_cli.bench.dashboard.views import compare as comparison
 from tgi_cli.bench.dashboard.views import percentiles
 from tgi_cli.bench.dashboard.views.requests import TimelineRow, bars, rows_of
-from tgi_cli.bench.dashboard.views.steps import statistics
+from tgi_cli.bench.dashboard.views.steps import heading_of_histogram, statistics
 from tgi_cli.bench.statistics.metrics import step_metrics
 
 
@@ -102,6 +102,14 @@ def test_a_step_without_results_draws_dashes() -> None:
     text = percentiles.draw_percentiles(metrics, 79, slo={}).plain
     assert "1 failed: 1 x http 429" in text
     assert "every request failed" in text
+
+
+def test_headings_of_histograms_fit_before_there_are_results() -> None:
+    batches, step = panels(batch_step(2, runs=0)), http_step(4)
+    requests = panels(type(step)(step=step.step, began=0, duration=1, requests=[]))
+    assert heading_of_histogram(batches.decode, "Decode") == "Decode token ms"
+    assert heading_of_histogram(requests.prefill, "First token") == "TTFT ms"
+    assert heading_of_histogram(requests.decode, "Decode") == "ITL ms"
 
 
 @pytest.mark.parametrize("width", [79, 139])

@@ -75,7 +75,7 @@ async def test_a_run_that_is_over_stays_open_to_be_looked_at() -> None:
         driven.end()
         await driven.tell()
         await pilot.pause()
-        assert cells(driven.app)[0].endswith("over")
+        assert cells(driven.app)[0].endswith("finished")
         await pilot.press("right", "2", "3", "1", "q")
         assert driven.stopped == 0
 

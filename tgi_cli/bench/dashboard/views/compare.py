@@ -13,6 +13,7 @@ from tgi_cli.bench.dashboard.widgets import TextView, append_notes
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.statistics.observations import METRICS
 
+_NO_OTHER = "`tgi bench view EARLIER.json RUN.json` compares two saved runs here."
 _SHORT_RATES = {"prefill_throughput": "Pref. t/s", "decode_throughput": "Dec. t/s"}
 """Rates whose labels are those of latencies, so that only the unit distinguishes them."""
 
@@ -35,7 +36,7 @@ class CompareView(TextView):
     def _text(self, state: ViewState) -> Text:
         run, other = state.run_state.run, state.other
         if other is None:
-            return Text("Nothing to compare with: open this run with another saved run.", "dim")
+            return Text(_NO_OTHER, "dim")
         if run is None:
             return Text("The comparison is shown when the run has ended.", style="dim")
         if self.comparison is not None:

@@ -136,7 +136,8 @@ def counted(step: StepState) -> str:
 def heading_of_histogram(panel: StepPanel, heading: str) -> str:
     """The heading of a histogram."""
     *_, newest = panel.columns
-    return newest if panel.counts else f"{heading} {newest}"
+    names_its_latency = panel.axis != "ms"
+    return newest if names_its_latency else f"{heading} {newest}"
 
 
 def statistics(panel: StepPanel, width: int, height: int) -> Text:
