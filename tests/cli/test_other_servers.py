@@ -45,6 +45,7 @@ def test_every_documented_flag_of_another_server_is_one_of_ours_or_has_a_hint() 
         ),
         ("serve -m x.gguf", "No such option: -m", "`tgi serve FILE`"),
         ("serve m --n-gpu-layers 99", "No such option", "leave out llama.cpp's --n-gpu-layers"),
+        ("serve m --device cpu", "No such option: --device", "CUDA_VISIBLE_DEVICES= hides them"),
         ("deploy docker --host ::", "No such option: --host", "use --hostname"),
         # What replaces it is no flag of this command.
         ("bench m --host ::", "No such option: --host", "see tgi bench --help"),

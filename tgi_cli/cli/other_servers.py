@@ -61,6 +61,7 @@ _NEEDLESS: Mapping[str, Mapping[str, str]] = {
     "vLLM": {
         "--enable-prefix-caching": "prefixes are cached by default",
         "--enable-auto-tool-choice": "the format of tool calls is detected",
+        "--device": "GPUs are used where torch finds any; CUDA_VISIBLE_DEVICES= hides them",
         "--swap-space": "preempted sequences are recomputed",
     },
     "llama.cpp": {
