@@ -1,8 +1,11 @@
 """Pictures of every view of the dashboard, for the documentation and to be looked at.
 
-python -m tests.tools.bench_screens docs/images            # bench-*.svg of written-down runs
-python -m tests.tools.bench_screens FOLDER --run run.json  # of a saved run
-python -m tests.tools.bench_screens --texts                # the texts that tests compare
+python -m tests.tools.bench_screens FOLDER              # the scripted runs of the tests
+python -m tests.tools.bench_screens --texts             # the texts of them that tests compare
+python -m tests.tools.bench_screens docs/images --run after.json --other before.json --step 3 \\
+    --view steps --view percentiles --view requests --view compare    # saved runs
+
+The server's view has samples of a live run only: `tgi bench --svg FILE` draws the last screen.
 """
 
 from __future__ import annotations
