@@ -121,7 +121,9 @@ def histogram(
 
 
 def by_label(label: str, expositions: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    """One exposition of several with the same metrics, by the values of a label; about 1 ms for each.
+    """One exposition of several with the same metrics, by the values of a label.
+
+    Takes about a millisecond for each.
 
     Args:
         label: name of the label.
