@@ -107,6 +107,14 @@ class EngineServer(AdapterServicer):
         self._folder: Path | None = None
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatch", daemon=True)
 
+    @property
+    def live_requests(self) -> int:
+        """Requests that were accepted and whose end was not reported; from any thread.
+
+        The engine may not have seen some of them yet. After :meth:`drain` there are no new ones.
+        """
+        return len(self._routes)
+
     # -- life ---------------------------------------------------------------------------------
 
     def listen_to_engine(self) -> None:

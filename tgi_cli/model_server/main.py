@@ -143,7 +143,7 @@ def _serve(
     server.services += [create(served) for create in services]
     signals: SimpleQueue[signal.Signals] = SimpleQueue()
     threading.Thread(
-        target=_shut_down,
+        target=shut_down,
         args=(signals, engine, server, serve.graceful_termination_timeout, heartbeat),
         name="shutdown",
         daemon=True,
@@ -263,7 +263,7 @@ def _stop_on_worker_failure(
         ended.set()
 
 
-def _shut_down(
+def shut_down(
     signals: SimpleQueue[signal.Signals],
     engine: EngineCore,
     server: EngineServer,
@@ -276,7 +276,7 @@ def _shut_down(
     server.drain()
     end = time.monotonic() + grace
     while (
-        (live := engine.live_requests + engine.driven_requests)
+        (live := max(engine.live_requests, server.live_requests) + engine.driven_requests)
         and signals.empty()
         and time.monotonic() < end
     ):

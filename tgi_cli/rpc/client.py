@@ -264,6 +264,8 @@ class GrpcEngineClient:
                 try:
                     try:
                         answered = await call.initial_metadata()
+                        if call.done():  # refused, as by an engine that drains
+                            await call.read()
                         if listener is not None and step_socket.METADATA in dict(answered):
                             by_socket = listener.accept()
                     finally:

@@ -44,7 +44,7 @@ class ScriptedEngine:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
         self.moves = False
-        self.live_requests = 0
+        self.live_requests = self.driven_requests = 0
         self.metrics = EngineMetrics()
         self._progress = 0
 

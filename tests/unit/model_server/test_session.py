@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from tgi_cli.engine.messages import (
     FinishReason,
     GenerationRequest,
     PromptLogprobs,
+    Shutdown,
     Started,
     StepOutputs,
     VerifiedDrafts,
@@ -28,7 +30,9 @@ from tgi_cli.engine.messages import (
 from tgi_cli.engine.metrics import EngineLoad
 from tgi_cli.errors import ShardError
 from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.main import shut_down
 from tgi_cli.model_server.session import ClientSession
+from tgi_cli.process.heartbeat import HeartbeatWriter
 from tgi_cli.rpc import codec, engine_pb2
 from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
 from tgi_cli.rpc.interface import GONE, Adapter, Adapters, TokenBatch, TokenStream
@@ -399,6 +403,36 @@ async def test_draining_refuses_only_new_requests(
         finished=[Finished(taken.request_id, FinishReason.LENGTH)],  # type: ignore[union-attr]
     )
     assert (await collect(old)).token_ids == [5]
+
+
+async def test_a_draining_server_opens_no_session(server: EngineServer, socket_path: Path) -> None:
+    """Whose requests would be lost with it."""
+    server.drain()
+    with pytest.raises(ShardError, match="no model server answered"):
+        await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=0.5)
+
+
+async def test_the_engine_ends_after_what_it_has_not_seen_yet(
+    client: GrpcEngineClient, server: EngineServer, engine: ScriptedEngine
+) -> None:
+    """A request was accepted before the signal, and is on its way to the engine."""
+    signals: SimpleQueue[signal.Signals] = SimpleQueue()
+    stream = client.submit(request(1))
+    submitted = await engine.taken()
+    assert isinstance(submitted, GenerationRequest)
+    assert (engine.live_requests, server.live_requests) == (0, 1)
+    signals.put(signal.SIGTERM)
+    ending = asyncio.create_task(
+        asyncio.to_thread(shut_down, signals, engine, server, 60.0, HeartbeatWriter(None))
+    )
+    await until(lambda: signals.empty())
+    await asyncio.sleep(0.2)
+    assert engine.inbox.empty(), "the loop is not to end yet"
+    finished = Finished(submitted.request_id, FinishReason.LENGTH)
+    engine.put_tokens((submitted.request_id, 7), finished=[finished])
+    assert (await collect(stream)).token_ids == [7]
+    await ending
+    assert isinstance(await engine.taken(), Shutdown)
 
 
 async def test_health_is_whether_the_server_answers(
