@@ -18,6 +18,8 @@ from tgi_cli.bench.statistics.summary import Summary, summarize
 _HANGING: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False}
 UNRESOLVED = "unresolved"
 """Shown for a latency that the client could not resolve."""
+BURSTS = "bursts"
+"""Shown for an ITL whose median is 0, since tokens arrive together, as accepted drafts do."""
 
 
 def table(
@@ -287,6 +289,8 @@ def _share(value: float | None) -> str:
 def _middle(step: StepMetrics, name: str) -> str:
     if name in step.unresolved:
         return UNRESOLVED
+    if name == "itl" and step.together > 0.5:
+        return BURSTS
     return f"{step.latencies[name].p50:.1f} ms" if name in step.latencies else "-"
 
 

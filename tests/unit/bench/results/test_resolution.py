@@ -160,6 +160,17 @@ def test_it_is_not_compared() -> None:
     assert "ITL of concurrency 2 is not compared" in comparison(found)
 
 
+def test_a_median_of_zero_is_no_figure_of_the_table() -> None:
+    drafts = {"tgi_draft_accepted_tokens_total": 30 * TOKENS * 0.95}
+    metrics = step_metrics(step_of(burst=20, server=drafts))
+    assert metrics.unresolved == {}, "the server's drafts arrive together"
+    assert metrics.latencies["itl"].p50 == 0
+    table = load_table([metrics])
+    assert "| bursts " in table
+    assert "| 0.0 ms " not in table
+    assert "bursts" not in load_table([step_metrics(step_of())])
+
+
 def test_latencies_of_zero_have_no_ratio() -> None:
     """As drafts that arrive together: the median of the gaps is 0, or may be."""
     drafts = {"tgi_draft_accepted_tokens_total": 30 * TOKENS * 0.55}
