@@ -2,8 +2,8 @@
 
 python -m tests.benchmarks.ray_serve [--streams 16] [--tokens 200] [--rounds 4]
 
-Two replicas of the bundled model on this machine. Wall times say nothing on a busy one, CPU times
-do.
+Two replicas of the bundled model on this machine, and a server of one on half of its cores with
+half of the streams. Wall times say nothing on a busy one, CPU times do.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ def run_streams(url: str, streams: int, tokens: int) -> tuple[int, int]:
     return sum(used for used, _ in found), sum(pieces for _, pieces in found)
 
 
-def measure(name: str, start: Callable[[Path], ServerProcess], given: argparse.Namespace) -> None:
+def measure(
+    name: str, start: Callable[[Path], ServerProcess], streams: int, given: argparse.Namespace
+) -> None:
     """Print the CPU time per token of one deployment."""
     with tempfile.TemporaryDirectory(prefix="tgi-ray-") as base:
         server = start(Path(base) / "server")
         try:
             server.wait_ready(START_SECONDS)
-            run_streams(server.url, given.streams, 20)
+            run_streams(server.url, streams, 20)
             before, began = cpu_seconds(server), time.monotonic()
-            rounds = [
-                run_streams(server.url, given.streams, given.tokens) for _ in range(given.rounds)
-            ]
+            rounds = [run_streams(server.url, streams, given.tokens) for _ in range(given.rounds)]
             seconds = time.monotonic() - began
             used = cpu_seconds(server)
             used.subtract(before)
@@ -106,22 +106,31 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--only", choices=("ray", "serve"))
+    parser.add_argument("--only", choices=("ray", "replicas", "one"))
     given = parser.parse_args()
-    address = ["--hostname", "127.0.0.1", "--replicas", "2"]
+    host, two = ("--hostname", "127.0.0.1"), ("--replicas", "2")
 
     def on_ray(folder: Path) -> ServerProcess:
         (port,) = free_ports(1)
-        words = [*address, "--port", str(port), "--cpus", "2", "--replica-cpus", "1"]
+        words = [*host, *two, "--port", str(port), "--cpus", "2", "--replica-cpus", "1"]
         return ServerProcess(folder, ["deploy", "ray", *words])
 
-    def without(folder: Path) -> ServerProcess:
-        return ServerProcess(folder, ["serve", *address, "--port", "0"])
+    def replicas(folder: Path) -> ServerProcess:
+        return ServerProcess(folder, ["serve", *host, *two, "--port", "0"])
 
-    if given.only != "serve":
-        measure("tgi deploy ray", on_ray, given)
-    if given.only != "ray":
-        measure("tgi serve --replicas 2", without, given)
+    def one(folder: Path) -> ServerProcess:
+        cores = sorted(os.sched_getaffinity(0))
+        half = ",".join(map(str, cores[: max(1, len(cores) // 2)]))
+        words = ["serve", *host, "--port", "0"]
+        return ServerProcess(folder, words, prefix=["taskset", "--cpu-list", half])
+
+    for kind, name, start, streams in (
+        ("ray", "tgi deploy ray --replicas 2", on_ray, given.streams),
+        ("replicas", "tgi serve --replicas 2", replicas, given.streams),
+        ("one", "tgi serve, half of the cores and streams", one, given.streams // 2),
+    ):
+        if given.only in (None, kind):
+            measure(name, start, streams, given)
 
 
 if __name__ == "__main__":
