@@ -1,7 +1,7 @@
 """Compile every Triton kernel for GPUs that are not present, and print what their code takes.
 
     python -m tests.benchmarks.compiled [--for 80 90 100] [--only attention ops] [--match LLAMA]
-        [--summary]
+        [--summary | --widest]
 
 Needs Triton, whose wheel has the assembler, and takes some minutes. Nothing is run: the figures are
 of the machine code. One line per kernel and GPU:
@@ -18,8 +18,8 @@ cycles      of a processor that this turn takes at least, if there were nothing 
 Keys that several tiles of queries read come from the second-level cache: where they do, as in
 prefills, "memory" is no limit.
 
-With ``--summary``, the table of docs/benchmarks.md: a line per kernel and model, with a cell for
-each GPU. Kernels without tensor cores are in a line each, of the case that takes most registers.
+With ``--summary``, a line per kernel and model, with a cell for each GPU; kernels without tensor
+cores are in a line each, of the case that takes most registers. With ``--widest``, every kernel is.
 """
 
 from __future__ import annotations
@@ -97,8 +97,13 @@ def rows(capabilities: list[int], groups: list[str], match: str) -> Iterator[tup
                 )
 
 
-def summary(table: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """One row per kernel and model with a cell per GPU, and before them the header."""
+def summary(table: Iterable[tuple[str, ...]], widest: bool) -> Iterator[tuple[str, ...]]:
+    """One row per kernel and model with a cell per GPU, and before them the header.
+
+    Args:
+        table: rows.
+        widest: whether there is one row per kernel, of the case that takes most registers.
+    """
     cells: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     gpus = dict[str, None]()
     for row in table:
@@ -112,14 +117,15 @@ def summary(table: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
     yield ("kernel", "for", *gpus)
     most: dict[str, tuple[int, tuple[str, str]]] = {}
     for key, found in cells.items():
-        if any(int(of["tensor"]) for of in found.values()):
+        if not widest and any(int(of["tensor"]) for of in found.values()):
             continue
         kernel = key[0].partition(",")[0]
         taken = max(int(of["registers"]) + 1000 * int(of["spills"]) for of in found.values())
         most[kernel] = max(most.get(kernel, (0, key)), (taken, key))
     others = {key for _, key in most.values()}
     for key, found in cells.items():
-        if key in others or any(int(of["tensor"]) for of in found.values()):
+        tensor = any(int(of["tensor"]) for of in found.values())
+        if key in others or (tensor and not widest):
             yield (*key, *(_cell(found[gpu]) if gpu in found else "" for gpu in gpus))
 
 
@@ -149,12 +155,15 @@ def main() -> None:
     parser.add_argument(
         "--match", default="", metavar="NAME", help="only cases with it in their name"
     )
-    parser.add_argument("--summary", action="store_true", help="a line per kernel")
+    parser.add_argument("--summary", action="store_true", help="a line per kernel and model")
+    parser.add_argument("--widest", action="store_true", help="a line per kernel")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TRITON_CACHE_DIR", folder)
         table = rows(arguments.capabilities, arguments.only, arguments.match)
-        lines = summary(table) if arguments.summary else chain([HEADER], table)
+        lines = chain([HEADER], table)
+        if arguments.summary or arguments.widest:
+            lines = summary(table, arguments.widest)
         for number, row in enumerate(lines):
             print("| " + " | ".join(row) + " |", flush=True)
             if not number:
