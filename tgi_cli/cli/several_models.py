@@ -172,9 +172,11 @@ def _locate_all(configs: Sequence[ServeConfig]) -> list[tuple[str, Path]]:
 
 
 def _arguments(settings: ParsedSettings, entry: _Entry) -> Iterator[str]:
-    """The flags of a model's own ``tgi serve``."""
+    """The flags of a model's own ``tgi serve``, without what process lists should not show."""
     for setting in settings.settings:
         name = setting.name
+        if setting.secret:
+            continue
         if name in entry.values and name not in _PER_MODEL:
             yield from _words(setting, entry.values[name])
         elif name not in FRONT_SETTINGS and not setting.alias_of and settings.is_set(name):
