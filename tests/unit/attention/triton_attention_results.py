@@ -60,15 +60,19 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dot(_: Any, a: Any, b: Any, sums: Any, *__: object) -> Any:
-    """A product as a GPU makes it: the interpreter would take bfloat16's bits for integers."""
+    """A product as a GPU makes it: the interpreter would take bfloat16's bits for integers.
+
+    In float64, so that rounding hides the order of a sum: OpenBLAS sums up a row of float32 in an
+    order that depends on the number of rows on some processors, which tensor cores do not.
+    """
     a_data, b_data = (
         (factor.data.astype(np.uint32) << 16).view(np.float32)
         if factor.dtype.scalar == tl.bfloat16
         else factor.data
         for factor in (a, b)
     )
-    product = np.matmul(a_data, b_data, dtype=sums.data.dtype)
-    return interpreter.TensorHandle(product + sums.data, sums.dtype.scalar)
+    total = np.matmul(a_data, b_data, dtype=np.float64) + sums.data
+    return interpreter.TensorHandle(total.astype(sums.data.dtype), sums.dtype.scalar)
 
 
 class Workload:

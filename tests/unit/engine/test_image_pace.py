@@ -10,12 +10,19 @@ from tests.unit.engine.fake_images import image, seeing
 from tests.unit.engine.test_image_encoding import TEXT, answer, encoded, encodes, run
 from tests.unit.engine.test_scheduler import Harness, limits, request
 from tgi_cli.config import EncoderLimits
+from tgi_cli.engine import step_pace
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.engine.step import Step
-from tgi_cli.engine.step_pace import IMAGE_SHARE
 
 CAT = image(b"cat", (6, 10))
-DECODE, IMAGES = 0.06, pytest.approx(0.06 * IMAGE_SHARE)
+SHARE = 0.85
+"""Part of a decode's time that images get here."""
+DECODE, IMAGES = 0.06, pytest.approx(0.06 * SHARE)
+
+
+@pytest.fixture(autouse=True)
+def share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_pace, "IMAGE_SHARE", SHARE)
 
 
 def encoder(layers: int = 4, row_cost: float = 4.0, **more: Any) -> EncoderLimits:
@@ -88,7 +95,7 @@ def test_text_before_an_image_takes_its_part_of_the_time() -> None:
     found = harness(interrupts=True)
     steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (4, 10))))
     assert [step.num_prefill_tokens for step in steps[:2]] == [3, 1]
-    assert steps[1].encodes[0].seconds == pytest.approx(DECODE * IMAGE_SHARE * 2 / 3)
+    assert steps[1].encodes[0].seconds == pytest.approx(DECODE * SHARE * 2 / 3)
 
 
 def test_prompts_without_images_have_the_whole_budget() -> None:
