@@ -25,6 +25,8 @@ from tests.tools.image_models import IMAGE_MODELS, OracleProcessor
 from tests.tools.lora_adapters import make_adapter
 from tests.unit.llm.conftest import Statistics
 from tgi_cli import LLM
+from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.step import StepTime
 from tgi_cli.hub.merge_lora import merge
 from tgi_cli.sampling.params import SamplingParams
 
@@ -99,15 +101,19 @@ def test_a_grammar_chooses_what_transformers_would_among_its_tokens(served: Serv
         assert len(answer.text) == NEW
 
 
-def test_drafts_leave_every_token_as_it_is(served: Served) -> None:
-    prompts = served.prompts()
-    options: dict[str, Any] = {"max_new_tokens": 80, "ignore_eos": True}
-    before = len(served.stats)
-    found = served.llm.generate(prompts, **options)
-    assert sum(step["Draft Tokens"] for step in served.stats[before:]) > 0
-    with LLM(served.folder, speculate=0, **LIMITS) as plain:
-        wanted = plain.generate(prompts, **options)
-    assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+def test_drafts_leave_every_token_as_it_is(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafts cost nothing, and texts repeat themselves."""
+    free = (StepTime(1, 1, 8, 1.0), StepTime(1, 64, 8, 1.0))
+    monkeypatch.setattr("tgi_cli.worker.worker.time_steps", lambda *_: free)
+    monkeypatch.setattr(StepCosts, "learn", lambda *_: None)
+    repeating = SamplingParams(temperature=0.0, frequency_penalty=-0.5)
+    answers, stats = [], Statistics()
+    for speculate in (0, 7):
+        with LLM(served.folder, speculate=speculate, on_stats=stats, **LIMITS) as llm:
+            found = llm.generate(served.prompts(), repeating, max_new_tokens=80, ignore_eos=True)
+        answers.append([each.token_ids for each in found])
+    assert sum(step["Draft Tokens"] for step in stats) > 0
+    assert answers[0] == answers[1]
 
 
 def test_samples_are_those_of_their_seeds_and_share_the_prompt(served: Served) -> None:

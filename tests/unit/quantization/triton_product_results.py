@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tools.gguf_files import quantized
 from tgi_cli.gguf.tensor_types import TENSOR_TYPES
 from tgi_cli.quantization import bitsandbytes, fp8, mxfp4
 from tgi_cli.quantization.cuda_matmul import TritonMatmul
@@ -131,6 +130,9 @@ def test_products_equal_those_of_the_dequantized_weight(
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_products_with_blocks_of_gguf(name: str, dtype: torch.dtype, bits: int) -> None:
     """In 16 bits, a code less a fraction is rounded as a dense weight would be."""
+    pytest.importorskip("gguf")
+    from tests.tools.gguf_files import quantized
+
     kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == name)
     generator = np.random.default_rng(0)
     data, _ = quantized(generator.standard_normal((40, 512), np.float32), name, generator)
