@@ -16,7 +16,8 @@ IMAGE_SHARE = 0.6
 """What images are planned to add to a step, as a part of what its decodes take. The rest is for
 what cannot be planned: the time between two points where a slice can end, chunks that take longer
 than expected, and the host's work for an image. So 99 of 100 gaps of a stream stay below twice
-those without images: 1.6 to 1.9 times as measured (docs/benchmarks.md), and 2.2 with a share of 0.85."""
+those without images: 1.6 to 1.9 times as measured (docs/benchmarks.md), 2.2 with a share of 0.85.
+"""
 
 LEAST_CHUNK = 16
 """Tokens of prompts that a step may always compute: kernels take this many rows at once."""
