@@ -162,15 +162,16 @@ def compare(make: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch, **more: An
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "preempted": {"max_batch_total_tokens": 320},
-    "8-bit weights": {"quantize": "int8"},
+    "8-bit weights": {"quantize": "int8", "quantize_activations": False},
     "4-bit weights": {"quantize": "bitsandbytes-nf4"},
-    "8-bit head": {"quantize_head": True},
+    "8-bit head": {"quantize_head": True, "quantize_activations": False},
     "8-bit cache": {"kv_cache_dtype": "fp8_e4m3fn"},
     "chunks alone": {"batching": "inflight", "max_batch_prefill_tokens": 160},
     "without prefixes": {"prefix_caching": False},
 }
 if multiplies_bytes():
-    ENGINES["8-bit activations"] = ENGINES["8-bit weights"] | {"quantize_activations": True}
+    ENGINES["8-bit weights and activations"] = {"quantize": "int8", "quantize_activations": True}
+    ENGINES["8-bit head, its activations too"] = {"quantize_head": True}
 
 
 @pytest.mark.tgi_pain(4)

@@ -204,7 +204,7 @@ def test_settings_that_are_not_supported_are_refused(
         load(bart.folder, **settings)
 
 
-@pytest.mark.parametrize("quantize", ["bitsandbytes-nf4", "fp8"])
+@pytest.mark.parametrize("quantize", ["int8", "bitsandbytes-nf4", "fp8"])
 def test_plain_weights_are_quantized_as_they_are_loaded(bart: Served, quantize: str) -> None:
     plain, _ = load(bart.folder, dtype="bfloat16")
     worker, config = load(bart.folder, dtype="bfloat16", quantize=quantize)

@@ -130,9 +130,7 @@ def resolve(
         attention="torch" if model.decoder is not None else _resolve_attention(serve, device),
         cuda_graphs=() if stages > 1 or 0 in (serve.cuda_graphs or ()) else serve.cuda_graphs,
         quantize=resolve_quantize(serve.quantize, model, device),
-        quantize_activations=resolve_activations(
-            serve.quantize_activations, model, dtype, multiplies_bytes
-        ),
+        quantize_activations=resolve_activations(serve, model, dtype, multiplies_bytes),
         max_loras=serve.max_loras or (DEFAULT_LORAS if serve.lora_adapters else 0),
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_cli.config.schema import DeviceFacts, ModelFacts
-from tgi_cli.config.settings.model import ON_THE_FLY
+from tgi_cli.config.schema import DeviceFacts, ModelFacts, ServeConfig
+from tgi_cli.config.settings.model import INTEGERS_ON_THE_FLY, ON_THE_FLY
 from tgi_cli.errors import ConfigError
 
 
@@ -29,24 +29,32 @@ def resolve_quantize(requested: str | None, model: ModelFacts, device: DeviceFac
     return None
 
 
+def has_integers(serve: ServeConfig, model: ModelFacts) -> bool:
+    """Whether weights are in integers of 8 bits or fewer: as stored, or quantized as loaded."""
+    quantized_on_load = model.quantization is None and serve.quantize in INTEGERS_ON_THE_FLY
+    return model.integer_weights or quantized_on_load or serve.head_bits == 8
+
+
 def resolve_activations(
-    requested: bool | None, model: ModelFacts, dtype: str, multiplies_bytes: bool
+    serve: ServeConfig, model: ModelFacts, dtype: str, multiplies_bytes: bool
 ) -> bool:
     """Whether to round activations to 8 bits for products with integers.
 
-    By default, only those with the weights of GGUF files, which llama.cpp multiplies alike.
+    By default, wherever there are kernels for it, whatever precision of activations a checkpoint's
+    scheme names.
 
     Args:
-        multiplies_bytes: whether the device has kernels for it.
+        multiplies_bytes: whether the device has these kernels.
 
     Raises:
-        ConfigError: it is requested for a GGUF file without integers.
+        ConfigError: it is requested for a model without integers.
     """
+    requested, integers = serve.quantize_activations, has_integers(serve, model)
     if requested is None:
-        return model.integer_blocks and dtype == "bfloat16" and multiplies_bytes
-    if requested and model.quantization == "gguf" and not model.integer_blocks:
+        return integers and dtype == "bfloat16" and multiplies_bytes
+    if requested and not integers:
         raise ConfigError(
-            "--quantize-activations: the file has no weights in integers of 8 bits or fewer",
-            "leave it off",
+            "--quantize-activations: the model has no weights in integers of 8 bits or fewer",
+            "leave it off" if model.quantization else "add --quantize int8, or leave it off",
         )
     return requested

@@ -85,7 +85,7 @@ class ServeConfig(EngineOptions):
     """Batch sizes to capture CUDA graphs for; with 0 among them, none."""
     quantize: str | None = None
     quantize_activations: bool | None = None
-    """None: as llama.cpp does with GGUF files, which depends on the file and the device."""
+    """None: where there are weights in integers, and kernels for it."""
     disable_custom_kernels: bool = False
     sharded: bool | None = None
     num_shard: int | None = None
@@ -157,8 +157,8 @@ class ModelFacts:
     cache's data type."""
     quantization: str | None = None
     """Format of quantized weights, or None if they are not quantized."""
-    integer_blocks: bool = False
-    """Whether they are a GGUF file's, with integers among them."""
+    integer_weights: bool = False
+    """Whether they are integers of 8 bits or fewer, or some of them are."""
     num_heads: int | None = None
     """Attention heads of the layer with the fewest, or None if unknown."""
     num_kv_heads: int | None = None

@@ -32,7 +32,7 @@ class EngineSettings(TypedDict, total=False):
         quantize_head: Quantize the output head to 8-bit integers.
         quantize_head_bits: Quantize the output head to 8 bits, or to 4 (nf4).
         quantize_activations: Round activations to 8 bits for products with integer weights.
-            Default: for GGUF files, where the CPU can.
+            Default: where the CPU can.
         num_shard: Processes that share the model: a GPU each, or the cores of the CPU.
         pipeline_parallel_size: Stages of the model's layers, in ``num_shard`` processes each.
         speculate: Most draft tokens of a request in a step. Default: 7 on a CPU, 0 on a GPU.

@@ -100,11 +100,7 @@ def describe(folder: Path, device: str | None = None) -> CheckpointReport:
     if layout is not None:
         stored = merge_quantized(stored, layout)
     dtype = torch.bfloat16 if facts.native_bfloat16 else torch.float32
-    # As served by default: see tgi_cli.config.resolve_quantization.
-    input_bits = 8 if config.is_gguf else 16
-    kernel_of = partial(
-        _kernel, dtype=dtype, device=torch.device(facts.kind), input_bits=input_bits
-    )
+    kernel_of = partial(_kernel, dtype=dtype, device=torch.device(facts.kind))
     ways: dict[str, list[StoredTensor]] = {}
     for tensor in stored.values():
         ways.setdefault(tensor.about if tensor.dtype == QUANTIZED else tensor.dtype, []).append(
@@ -139,12 +135,12 @@ def _group_of(
     )
 
 
-def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device, input_bits: int) -> str:
-    """The kernel that computes with a weight, found by creating it."""
+def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> str:
+    """The kernel that computes with a weight by default, found by creating it."""
     assert tensor.read is not None
     weight = tensor.read(*map(read_tensor, tensor.parts))
     assert isinstance(weight, CodedWeight)
-    product = make_matmul(weight, dtype, device, input_bits=input_bits)
+    product = make_matmul(weight, dtype, device, input_bits=8)
     if isinstance(product, str):
         return f"dense, as {product}"
     return product.kernel

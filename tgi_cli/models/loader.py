@@ -13,7 +13,7 @@ import torch
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.device.memory import available_memory, large_blocks_apart
-from tgi_cli.errors import ConfigError, ModelError, OutOfMemoryError, UnsupportedModelError
+from tgi_cli.errors import ModelError, OutOfMemoryError, UnsupportedModelError
 from tgi_cli.hub.streamed_model import remote_weights
 from tgi_cli.layers import Build
 from tgi_cli.models import stages
@@ -75,12 +75,11 @@ def load_model(
             :data:`tgi_cli.config.settings.model.ON_THE_FLY`. Default: they are not.
         head_bits: 8 or 4, to which the output head is quantized. Default: it is not.
         input_bits: 8 to round activations to 8-bit integers for products with integers, else 16.
+            Where all integers are dequantized, activations keep their 16 bits.
         vision: whether to load the image encoder, if the model has one.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
-        ConfigError: ``input_bits`` is 8, and no product is one with integers. Of a GGUF file
-            with integers, all may be dequantized: activations then keep their 16 bits.
         CheckpointError: files that are absent or cannot be read; tensors that are missing,
             unexpected, of another shape or type. The message names them.
     """
@@ -129,22 +128,19 @@ def load_model(
                 log.info("%d quantized weights are kept in %s: %s", stacked, name, why)
     quantized = [each for each in (method, head) if isinstance(each, Quantized)]
     rounds = any(each.quantizes_activations for each in quantized)
-    if input_bits == 8 and not rounds and not config.is_gguf:
-        raise ConfigError(
-            "--quantize-activations: the model has no weights in integers of 8 or 4 bits",
-            "add --quantize int8, or leave it off",
-        )
     if shard.leads:
         if quantize is not None and (about := method_notice(quantize)):
             log.info(about)
         for each in quantized:
             for line in each.report():
                 log.info(line)
-        if rounds and config.is_gguf:
+        if rounds:
             log.info(
-                "activations are rounded to 8 bits in products with integers, as in llama.cpp; "
+                "activations are rounded to 8 bits in products with integers; "
                 "--no-quantize-activations keeps 16 bits"
             )
+        elif input_bits == 8 and shard.stages == 1:  # the first of several may have no integers
+            log.info("activations keep 16 bits: no product is one with integers")
     return model.eval()
 
 

@@ -128,6 +128,15 @@ def quantization_name(config: ModelConfig) -> str | None:
     return None if stated is None else str(stated.get("quant_method"))
 
 
+def _has_integers(config: ModelConfig) -> bool:
+    """Whether weights are stored in integers of 8 bits or fewer. Raises as checkpoint_format."""
+    if config.is_gguf:
+        found = gguf_headers(config.path)
+        return found is not None and found.has_integers
+    layout = checkpoint_format(config)
+    return layout is not None and layout.has_integers
+
+
 def decoder_spec(config: ModelConfig) -> DecoderSpec:
     """Let the architecture's family read the configuration.
 
@@ -164,11 +173,10 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         from tgi_cli.models.hf.model import transformers_facts
 
         facts = transformers_facts(config)
-    gguf = gguf_headers(config.path) if config.is_gguf else None
     return replace(
         facts,
         quantization=quantization_name(config),
-        integer_blocks=gguf is not None and gguf.has_integers,
+        integer_weights=_has_integers(config),
         takes_images=takes_images(config),
     )
 

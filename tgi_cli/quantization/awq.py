@@ -37,6 +37,7 @@ class AWQ(CheckpointFormat):
     code_suffixes = ("qweight",)
     required_suffixes = ("scales",)
     optional_suffixes = ("qzeros",)
+    has_integers = True
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         bits = int(config.get("bits", config.get("w_bit", 4)))

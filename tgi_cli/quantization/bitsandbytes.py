@@ -54,6 +54,7 @@ class Bitsandbytes(CheckpointFormat):
     def __init__(self, config: Mapping[str, Any]) -> None:
         kind = config.get("bnb_4bit_quant_type", "fp4") if config.get("load_in_4bit") else None
         self.name = "bitsandbytes" if kind is None else f"bitsandbytes-{kind}"
+        self.has_integers = kind is None
 
     def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         if "SCB" in tensors:

@@ -27,7 +27,8 @@ class CompressedTensors(CheckpointFormat):
     """Weights by schemes (``config_groups``): integers, packed or in bytes, e4m3, or NVFP4.
 
     Activations are rounded to e4m3 if a scheme of e4m3 weights requests it and the device
-    multiplies in it; they are never rounded to integers.
+    multiplies in it. Whether products with integers round them is a setting
+    (``--quantize-activations``), whatever the scheme names.
     """
 
     name = "compressed-tensors"
@@ -53,6 +54,10 @@ class CompressedTensors(CheckpointFormat):
             )
             for group in config["config_groups"].values()
         ]
+        self.has_integers = any(
+            bool(group["weights"]) and group["weights"].get("type", "int") == "int"
+            for group in config["config_groups"].values()
+        )
         if config.get("sparsity_config", {}).get("format", "dense") != "dense":
             raise UnsupportedModelError("compressed-tensors with sparse weights are not supported")
 

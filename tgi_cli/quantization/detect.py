@@ -90,7 +90,7 @@ def method_notice(name: str) -> str | None:
     """A log line about a method on the fly whose name belongs to another library, or None."""
     if name in ("eetq", "bitsandbytes"):
         return (
-            f"--quantize {name}: 8-bit integers with a scale per output (activations are not "
-            "quantized), computed by our kernels"
+            f"--quantize {name}: 8-bit integers with a scale per output, as --quantize int8, "
+            "computed by our kernels"
         )
     return None

@@ -62,6 +62,7 @@ class CheckpointFormat(ABC):
         required_suffixes: suffixes of which a quantized module has at least one.
         optional_suffixes: further suffixes; tensors that ``merge`` does not name are unused.
         ignored: regular expressions for names of the format's tensors that are unused here.
+        has_integers: whether weights are in integers of 8 bits or fewer, or some are.
     """
 
     name: str
@@ -69,6 +70,7 @@ class CheckpointFormat(ABC):
     required_suffixes: tuple[str, ...]
     optional_suffixes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    has_integers: bool = False
 
     @abstractmethod
     def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:

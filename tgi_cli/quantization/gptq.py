@@ -37,6 +37,7 @@ class GPTQ(CheckpointFormat):
     code_suffixes = ("qweight",)
     required_suffixes = ("scales",)
     optional_suffixes = ("qzeros", "g_idx")
+    has_integers = True
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.group_size = int(config.get("group_size", -1))

@@ -14,6 +14,7 @@ from tgi_cli import kernels
 from tgi_cli.attention import PagedAttention, StateCache, attention_name, create_attention
 from tgi_cli.attention.fp8 import FP8_DTYPES
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
+from tgi_cli.config.resolve_quantization import has_integers
 from tgi_cli.device import default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
 from tgi_cli.engine.step import MAX_DRAFT_ROWS
@@ -61,7 +62,7 @@ def resolve_config(serve: ServeConfig, model_path: Path) -> tuple[EngineConfig, 
     ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
     facts, device = model_facts(model_config), describe(None)
     # Of other models it is not asked: to find out loads the kernels.
-    bytewise = facts.integer_blocks and device.kind == "cpu" and multiplies_bytes()
+    bytewise = device.kind == "cpu" and has_integers(serve, facts) and multiplies_bytes()
     return resolve(serve, facts, device, model_path, max(ranks, default=0), bytewise), facts
 
 

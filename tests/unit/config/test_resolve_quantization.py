@@ -1,13 +1,15 @@
-"""How activations are quantized, which depends on the checkpoint and on the device's kernels."""
+"""How activations are quantized, which depends on the weights and on the device's kernels."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tgi_cli.config import DeviceFacts, ModelFacts, ServeConfig, resolve
+from tgi_cli.config.schema import DecoderFacts
 from tgi_cli.errors import ConfigError
 
 MODEL = ModelFacts(
@@ -19,44 +21,96 @@ MODEL = ModelFacts(
     eos_token_ids=(2,),
     kv_bytes_per_token=1024,
 )
-GGUF = replace(MODEL, quantization="gguf", integer_blocks=True)
+GPTQ = replace(MODEL, quantization="gptq", integer_weights=True)
+FP8 = replace(MODEL, quantization="fp8")
+SEQ2SEQ = replace(
+    MODEL, architecture="T5ForConditionalGeneration", decoder=DecoderFacts(start_id=0)
+)
 CPU = DeviceFacts(kind="cpu", name="cpu", total_memory=8 << 30, native_bfloat16=True)
 
 
-def rounds(model: ModelFacts, *, asked: bool | None, dtype: str | None, kernels: bool) -> bool:
-    serve = ServeConfig(model_id="m", dtype=dtype, quantize_activations=asked)
-    config = resolve(serve, model, CPU, Path("/m"), multiplies_bytes=kernels)
+def rounds(
+    model: ModelFacts,
+    asked: bool | None = None,
+    *,
+    kernels: bool = True,
+    device: DeviceFacts = CPU,
+    **settings: Any,
+) -> bool:
+    serve = ServeConfig(model_id="m", quantize_activations=asked, **settings)
+    config = resolve(serve, model, device, Path("/m"), multiplies_bytes=kernels)
     return config.quantize_activations
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "kernels", "expected"),
+    ("model", "settings", "expected"),
     [
-        (GGUF, None, True, True),
-        (GGUF, "bfloat16", True, True),
-        (GGUF, "float32", True, False),
-        (GGUF, "float16", True, False),
-        (GGUF, None, False, False),
-        (replace(GGUF, integer_blocks=False), None, True, False),
-        (replace(MODEL, quantization="gptq"), None, True, False),
-        (MODEL, None, True, False),
+        (GPTQ, {}, True),
+        (replace(GPTQ, quantization="compressed-tensors"), {}, True),
+        (replace(GPTQ, quantization="gguf"), {}, True),
+        (GPTQ, {"quantize": "gptq"}, True),
+        (FP8, {}, False),
+        (replace(FP8, quantization="gguf"), {}, False),
+        (replace(FP8, quantization="mxfp4"), {}, False),
+        (MODEL, {}, False),
+        (MODEL, {"quantize": "int8"}, True),
+        (MODEL, {"quantize": "eetq"}, True),
+        (MODEL, {"quantize": "bitsandbytes"}, True),
+        (MODEL, {"quantize": "bitsandbytes-nf4"}, False),
+        (MODEL, {"quantize": "bitsandbytes-fp4"}, False),
+        (MODEL, {"quantize": "fp8"}, False),
+        (SEQ2SEQ, {"quantize": "int8"}, True),
+        (MODEL, {"quantize_head": True}, True),
+        (MODEL, {"quantize_head_bits": 8}, True),
+        (MODEL, {"quantize_head_bits": 4}, False),
+        (MODEL, {"quantize_head": True, "quantize_head_bits": 4}, False),
+        (MODEL, {"quantize": "fp8", "quantize_head": True}, True),
+        (FP8, {"quantize_head": True}, True),
+        (GPTQ, {"quantize_head_bits": 4}, True),
+        (GPTQ, {"num_shard": 2}, True),
+        (GPTQ, {"pipeline_parallel_size": 2}, True),
     ],
 )
-def test_activations_are_rounded_by_default_for_integers_of_gguf_files(
-    model: ModelFacts, dtype: str | None, kernels: bool, expected: bool
+def test_activations_are_rounded_by_default_where_some_weights_are_integers(
+    model: ModelFacts, settings: dict[str, Any], expected: bool
 ) -> None:
-    assert rounds(model, asked=None, dtype=dtype, kernels=kernels) is expected
+    assert rounds(model, **settings) is expected
+    assert rounds(model, kernels=False, **settings) is False
+    assert rounds(model, False, **settings) is False
 
 
-@pytest.mark.parametrize("model", [GGUF, MODEL])
+@pytest.mark.parametrize(
+    ("dtype", "native", "expected"),
+    [
+        ("bfloat16", False, True),
+        ("float32", True, False),
+        ("float16", True, False),
+        (None, False, False),
+    ],
+)
+def test_activations_keep_their_bits_in_other_dtypes(
+    dtype: str | None, native: bool, expected: bool
+) -> None:
+    """The default without native bfloat16 is float32."""
+    device = replace(CPU, native_bfloat16=native)
+    assert rounds(GPTQ, dtype=dtype, device=device) is expected
+    assert rounds(MODEL, dtype=dtype, device=device, quantize="int8") is expected
+
+
 @pytest.mark.parametrize("kernels", [False, True])
-def test_what_the_user_sets_is_kept(model: ModelFacts, kernels: bool) -> None:
+def test_what_the_user_sets_is_kept(kernels: bool) -> None:
     """The worker refuses what the device cannot do."""
-    assert rounds(model, asked=True, dtype="float32", kernels=kernels) is True
-    assert rounds(model, asked=False, dtype=None, kernels=kernels) is False
+    for model, settings in ((GPTQ, {}), (MODEL, {"quantize": "int8"})):
+        assert rounds(model, True, kernels=kernels, dtype="float32", **settings) is True
+        assert rounds(model, False, kernels=kernels, **settings) is False
 
 
-def test_files_without_integers_are_refused() -> None:
-    model = replace(GGUF, integer_blocks=False)
-    with pytest.raises(ConfigError, match="--quantize-activations: the file has no weights in"):
-        rounds(model, asked=True, dtype=None, kernels=True)
+def test_models_without_integers_are_refused() -> None:
+    words = "--quantize-activations: the model has no weights in integers"
+    with pytest.raises(ConfigError, match=words) as plain:
+        rounds(MODEL, True)
+    assert "--quantize int8" in plain.value.remedy
+    for model in (FP8, replace(FP8, quantization="gguf")):
+        with pytest.raises(ConfigError, match=words) as quantized:
+            rounds(model, True)
+        assert "--quantize int8" not in quantized.value.remedy

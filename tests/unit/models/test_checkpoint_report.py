@@ -9,8 +9,10 @@ import pytest
 from tests.tools import quantized
 from tests.tools.checkpoints import make_llama
 from tests.tools.quantized import Layout, Written, write_quantized
+from tgi_cli.device import describe as device_facts
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.kernels import without_cpp_kernels
+from tgi_cli.kernels.linear import multiplies_bytes
 from tgi_cli.models.checkpoint_report import describe
 
 
@@ -57,6 +59,19 @@ def test_widths_exceptions_and_what_is_plain(llama: Path, tmp_path: Path) -> Non
     text = "\n".join(report.lines())
     assert "13 weights in 4 bits, groups of 32" in text
     assert "model.layers.1.mlp.down_proj: 8 bits, groups of 64" in text
+
+
+@pytest.mark.parametrize(
+    ("layout", "integers"), [(quantized.gptq(4, 32), True), (quantized.fp8("channel"), False)]
+)
+def test_kernels_are_those_that_serve_by_default(
+    layout: Layout, integers: bool, llama: Path, tmp_path: Path
+) -> None:
+    write_quantized(llama, tmp_path, layout)
+    (found,) = describe(tmp_path, "cpu").quantized
+    assert found.kernel is not None
+    rounds = integers and multiplies_bytes() and device_facts("cpu").native_bfloat16
+    assert (", activations of 8 bits" in found.kernel) == rounds
 
 
 def test_unreadable_quantization_is_refused(llama: Path, tmp_path: Path) -> None:

@@ -100,6 +100,33 @@ def test_weights_equal_those_that_were_written(name: str, shape: tuple[int, int]
     assert torch.equal(weight.dequantize(torch.float32), stands_for)
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_formats_say_whether_codes_are_integers(name: str) -> None:
+    """Of activations a scheme may say what it likes."""
+    integers = name.startswith(("gptq", "awq", "pack-", "int-")) or name == "bitsandbytes"
+    config = LAYOUTS[name].config
+    assert detect_format(config).has_integers == integers
+    if "config_groups" in config:
+        groups = {
+            key: group | {"input_activations": {"num_bits": 8, "type": "int"}}
+            for key, group in config["config_groups"].items()
+        }
+        assert detect_format(config | {"config_groups": groups}).has_integers == integers
+
+
+def test_one_group_of_integers_is_enough() -> None:
+    wide, narrow = (
+        layout.config["config_groups"]["group_0"]
+        for layout in (quantized.float_quantized("channel"), quantized.pack_quantized(4, 32))
+    )
+    config = quantized.float_quantized("channel").config
+    for groups, expected in (
+        ({"a": wide, "b": narrow}, True),
+        ({"a": wide, "b": narrow | {"weights": None}}, False),
+    ):
+        assert detect_format(config | {"config_groups": groups}).has_integers is expected
+
+
 def test_bitsandbytes_tables_equal_the_librarys() -> None:
     for kind, table in TABLES.items():
         tensors, _ = quantized.bitsandbytes_4bit(kind).write("a.b", torch.ones(2, 64))

@@ -39,9 +39,11 @@ DEFAULT_LORA_RANK = 64
 MIN_LORA_RANK = 16
 """Minimum rank of adapter slots by default."""
 
-ON_THE_FLY = ("fp8", "int8", "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4")
-"""Formats into which ``--quantize`` quantizes unquantized weights on load: TGI's names, and
-int8."""
+INTEGERS_ON_THE_FLY = ("int8", "eetq", "bitsandbytes")
+"""Formats of 8-bit integers into which ``--quantize`` quantizes unquantized weights on load."""
+
+ON_THE_FLY = ("fp8", *INTEGERS_ON_THE_FLY, "bitsandbytes-nf4", "bitsandbytes-fp4")
+"""All formats into which it does: TGI's names, and int8."""
 
 IN_CHECKPOINTS = ("gptq", "awq", "compressed-tensors", "marlin", "exl2")
 """Formats of quantized checkpoints that ``--quantize`` may confirm."""
@@ -126,9 +128,9 @@ LOADING_SETTINGS = (
         quantize_activations=Setting(
             OPTIONAL_SWITCH,
             "Round activations to int8, with a scale per 64 inputs or fewer, for products with "
-            "weights in integers of 8 bits or fewer: faster, less accurate. Needs bfloat16 and a "
-            "CPU with AVX512-BF16 and VNNI. Default: where these are, on for GGUF files, as in "
-            "llama.cpp; else off.",
+            "weights in integers of 8 bits or fewer (GPTQ, AWQ, GGUF, int8, ...): faster, less "
+            "accurate. Needs bfloat16 and a CPU with AVX512-BF16 and VNNI. Default: on where these "
+            "are, else off, which keeps 16 bits or more.",
             negative=True,
         ),
         load_format=Setting(
