@@ -3,7 +3,9 @@
     python -m tests.benchmarks.activations [--model FOLDER] [--windows 24]
 
 Logits of the bundled model (or another one with a tokenizer.json) over the held-out text: in
-float32, with the kernels for bfloat16, and with 8-bit activations (``--quantize-activations``).
+float32, with the kernels for bfloat16, and with 8-bit activations, the default of ``tgi serve``
+with these weights (``--no-quantize-activations`` keeps 16). Of "head in int8" only the output head
+is quantized, as by ``--quantize-head``.
 Figures are mean KL divergences in nats per token, from float32 with the same quantized weights and
 from float32 with the original ones, and how often the most likely token is that of the original.
 """
@@ -27,6 +29,9 @@ from tgi_cli.models import load_model, read_config
 
 WINDOW = 192
 
+HEAD = "bfloat16, head in int8"
+"""The original with a quantized output head."""
+
 GGUF_TYPES = ("Q4_0", "Q5_1", "Q8_0")
 """Those that Python can quantize to: with groups of 32, and one with minima."""
 
@@ -39,9 +44,16 @@ def windows(model: Path, count: int) -> list[list[int]]:
     return [ids[at : at + WINDOW] for at in range(0, len(ids) - WINDOW, step)][:count]
 
 
-def logits(model: Path, dtype: torch.dtype, input_bits: int, texts: list[list[int]]) -> Tensor:
+def logits(
+    model: Path,
+    dtype: torch.dtype,
+    input_bits: int,
+    texts: list[list[int]],
+    head_bits: int | None = None,
+) -> Tensor:
     """Return the log-probabilities of all positions, [windows * length, vocab]."""
-    loaded = load_model(read_config(model), dtype, CPU, input_bits=input_bits)
+    config = read_config(model)
+    loaded = load_model(config, dtype, CPU, input_bits=input_bits, head_bits=head_bits)
     found = []
     for ids in texts:
         run = PagedRun(loaded, dtype, "torch" if dtype == torch.float32 else None)
@@ -58,16 +70,17 @@ def rows(model: Path, folder: Path, texts: list[list[int]]) -> Iterator[str]:
     """Quantize the model and yield the lines of the table."""
     original = logits(model, torch.float32, 16, texts)
     layouts = {"int8, a scale per row": int_quantized(), "int4, groups of 64": gptq(4, 64)}
-    paths = {"bfloat16": model}
+    paths = {"bfloat16": model, HEAD: model}
     for name, layout in layouts.items():
         paths[name] = folder / name.split(",")[0]
         write_quantized(model, paths[name], layout)
     for name in GGUF_TYPES:
         paths[f"GGUF, {name}"] = write_gguf(model, folder / name, name)
     for name, path in paths.items():
-        same = logits(path, torch.float32, 16, texts)
-        for bits in (16, 8) if path != model else (16,):
-            found = logits(path, torch.bfloat16, bits, texts)
+        head_bits = 8 if name == HEAD else None
+        same = logits(path, torch.float32, 16, texts, head_bits)
+        for bits in (16,) if name == "bfloat16" else (16, 8):
+            found = logits(path, torch.bfloat16, bits, texts, head_bits)
             agreement = (found.argmax(-1) == original.argmax(-1)).float().mean()
             yield (
                 f"| {name} | {bits} bits | {divergence(same, found):.2e} | "

@@ -1,14 +1,15 @@
 """What verifying drafts costs: a step of one sequence by its rows, for each kind of weights.
 
     python -m tests.benchmarks.draft_rows [--shapes 135m qwen3-0.6b] [--rows 1 2 3 ... 12]
-        [--kinds bf16 int8 int4 ...] [--rounds 5] [--json FILE]
+        [--kinds bf16 "int8 a8" "int8 a16" ...] [--rounds 5] [--json FILE]
 
 Creates checkpoints with random weights in the shapes of a 135M Llama and of Qwen3-0.6B once in
 ``--folder``. All kinds of a shape are loaded in one process and take turns, a burst of steps at a
 time, so that other load on the machine affects them alike. Figures are medians over the rounds of
 the median step of a burst: a row is the sequence's last token, the others are drafts behind it that
-are rejected, at a context of ``--context`` tokens. ``a8`` rounds activations to 8 bits, ``head 8``
-has an output head of 8 bits; other heads have 16.
+are rejected, at a context of ``--context`` tokens. ``a8`` has activations of 8 bits, the default of
+``tgi serve`` with these weights, ``a16`` of 16 (``--no-quantize-activations``). ``head 8`` has an
+output head of 8 bits; other heads have 16.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from tgi_cli.worker.worker import ModelWorker
 
 KINDS = {
     "bf16": Variant(),
-    "int8": Variant(quantize="int8"),
     "int8 a8": Variant(quantize="int8", quantize_activations=True),
-    "int4": Variant("{gptq4}"),
+    "int8 a16": Variant(quantize="int8", quantize_activations=False),
     "int4 a8": Variant("{gptq4}", quantize_activations=True),
-    "int4 head 8": Variant("{gptq4}", quantize_head_bits=8),
+    "int4 a16": Variant("{gptq4}", quantize_activations=False),
     "int4 a8 head 8": Variant("{gptq4}", quantize_head_bits=8, quantize_activations=True),
+    "int4 a16 head 8": Variant("{gptq4}", quantize_head_bits=8, quantize_activations=False),
 }
 ROWS = tuple(range(1, 13))
 FEW = 8

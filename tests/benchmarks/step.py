@@ -1,7 +1,7 @@
 """Break down the time of a step on a CPU by operation.
 
     python -m tests.benchmarks.step CHECKPOINT [--rows 1 32] [--drafts 0 1 3 7] [--context 192]
-        [--prompt 512] [--quantize int8] [--quantize-head] [--quantize-activations]
+        [--prompt 512] [--quantize int8] [--quantize-head] [--no-quantize-activations]
 
 Runs a worker as a server does, without engine, wire and HTTP: decodes of ``--rows`` sequences with
 ``--context`` tokens each, one sequence that verifies ``--drafts`` draft tokens (one step of each
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--quantize")
     parser.add_argument("--quantize-head", action="store_true")
-    parser.add_argument("--quantize-activations", action="store_true")
+    parser.add_argument("--quantize-activations", action=argparse.BooleanOptionalAction)
     options = parser.parse_args()
     serve = ServeConfig(
         model_id=str(options.model),

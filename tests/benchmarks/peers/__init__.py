@@ -15,7 +15,8 @@ is measured with each figure. If it exceeds ``--foreign``, the figure is measure
 with the lowest share counts, and a star marks it if that is still too high. Speed never decides.
 
 ``--long`` measures prompts of 128 to 8192 tokens and the decode speed after them. ``--quantized``
-uses weights of 4 and 8 bits instead of bf16. ``--gguf`` compares with llama.cpp alone, on the same
-GGUF files. ``--tgi NAME=CHECKPOINT[: FLAGS]`` replaces our
-contestants, as in ``--tgi "int8={checkpoint}: --quantize int8"``.
+uses weights of 4 and 8 bits instead of bf16: ours with activations of 8 bits, the default, and of
+16 where the name says so. ``--gguf`` compares with llama.cpp alone, on the same GGUF files.
+``--tgi NAME=CHECKPOINT[: FLAGS]`` replaces our contestants, as in
+``--tgi "int8={checkpoint}: --quantize int8"``.
 """

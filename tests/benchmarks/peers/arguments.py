@@ -36,8 +36,14 @@ class Ours:
 PLAIN = (Ours("tgi", "{checkpoint}"),)
 QUANTIZED = (
     Ours("tgi int8", "{checkpoint}", "--quantize int8"),
+    Ours(
+        "tgi int8, 16-bit activations",
+        "{checkpoint}",
+        "--quantize int8 --no-quantize-activations",
+    ),
     Ours("tgi int8, head too", "{checkpoint}", "--quantize int8 --quantize-head"),
     Ours("tgi int4", "{gptq4}"),
+    Ours("tgi int4, 16-bit activations", "{gptq4}", "--no-quantize-activations"),
     Ours("tgi int4, head of 8", "{gptq4}", "--quantize-head"),
     Ours("tgi int4, head of 4", "{gptq4}", "--quantize-head-bits 4"),
 )

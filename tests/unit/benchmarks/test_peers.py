@@ -131,7 +131,8 @@ def test_peers_of_a_quantized_run_have_quantized_weights() -> None:
     line += ["--quantized"]
     peers = ["llama.cpp q8_0", "llama.cpp q4_0", "openvino int8"]
     quantized = [one.name for one in contestants(parser().parse_args(line))]
-    ours = ["tgi int8", "tgi int8, head too", "tgi int4"]
+    ours = ["tgi int8", "tgi int8, 16-bit activations", "tgi int8, head too"]
+    ours += ["tgi int4", "tgi int4, 16-bit activations"]
     ours += ["tgi int4, head of 8", "tgi int4, head of 4"]
     assert quantized == [*ours, *peers]
     line += ["--tgi", "a=x", "--tgi", "b=y"]
@@ -147,9 +148,9 @@ def test_gguf_files_are_served_by_both() -> None:
     assert found == both
     named = [one.name for one in contestants(parser().parse_args([*line, "q6_k"]))]
     assert named == ["tgi q6_k", "llama.cpp q6_k"]
-    ours = ["--tgi", "tgi={gguf}", "--tgi", "a8={gguf}: --quantize-activations"]
+    ours = ["--tgi", "tgi={gguf}", "--tgi", "a16={gguf}: --no-quantize-activations"]
     several = [one.name for one in contestants(parser().parse_args([*line, "q6_k", *ours]))]
-    assert several == ["tgi q6_k", "a8 q6_k", "llama.cpp q6_k"]
+    assert several == ["tgi q6_k", "a16 q6_k", "llama.cpp q6_k"]
     with pytest.raises(SystemExit, match=r"the checkpoint of --tgi is \{gguf\}"):
         contestants(parser().parse_args([*line, "--tgi", "a={checkpoint}"]))
     for wrong in (["w", "--gguf"], [*line, "--peer", "vllm=/v"]):
