@@ -249,7 +249,7 @@ class Batch(LiveSequences):
             self._append_token(sequence, result, sample, outputs)
 
     def timed(self, step: Step, result: StepResult, seconds: float) -> None:
-        """Learn that a step was applied ``seconds`` after its scheduling began."""
+        """Learn how long streams have waited for a step; see ``StageTimer.end``."""
         self.resources.pace.learn(step, seconds, result.encodes.seconds)
         if self.speculator is not None:
             self.speculator.timed(step, seconds)

@@ -231,7 +231,7 @@ class StageTimer:
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
         self._launched: deque[tuple[str, bool, float, float]] = deque()
-        self._previous = self._arrived = self._updated = 0.0
+        self._previous = self._arrived = self._updated = self._ended = 0.0
 
     def launch(self, step: Step, began: float) -> None:
         """Record that a step, whose scheduling began at ``began``, is about to be launched."""
@@ -247,11 +247,18 @@ class StageTimer:
         self._updated = time.perf_counter()
 
     def end(self) -> float:
-        """Record that the oldest step's outputs were passed on; returns its duration."""
+        """Record that the oldest step's outputs were passed on.
+
+        Returns:
+            Seconds since its scheduling began, or since the step before it ended if that was later,
+            as it is with a step in flight: what streams wait for it.
+        """
         method, joined, schedule, launched = self._launched.popleft()
+        now = time.perf_counter()
         forward = self._arrived - max(launched, self._previous)
-        update, send = self._updated - self._arrived, time.perf_counter() - self._updated
-        self._previous = self._arrived
+        update, send = self._updated - self._arrived, now - self._updated
+        seconds = now - max(launched - schedule, self._ended)
+        self._previous, self._ended = self._arrived, now
         histograms = self._metrics.histograms
         total = schedule + forward + update + send
         histograms["total", method].observe(total)
@@ -261,7 +268,7 @@ class StageTimer:
         histograms["send", method].observe(send)
         if joined:
             histograms["schedule", "join"].observe(schedule)
-        return total
+        return seconds
 
     def fail(self) -> None:
         """Drop the oldest step, which failed."""

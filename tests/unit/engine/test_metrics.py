@@ -94,6 +94,34 @@ def test_a_steps_stages_are_timed_and_a_failed_step_has_no_durations() -> None:
     assert metrics.counts["failed", "decode"] == 1
 
 
+def test_the_duration_of_a_step_is_what_streams_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the next one in flight, that is the time since the one before it ended."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    timer = StageTimer(EngineMetrics())
+
+    def launch(scheduling: float) -> None:
+        now[0] += scheduling
+        timer.launch(DECODE, now[0] - scheduling)
+
+    def collect(seconds: float) -> float:
+        now[0] += seconds
+        timer.arrive()
+        timer.update()
+        return timer.end()
+
+    launch(1.0)
+    assert collect(10.0) == 11.0, "nothing was in flight"
+    launch(1.0)
+    launch(1.0)
+    assert [collect(10.0), collect(10.0)] == [12.0, 10.0]
+    now[0] += 5.0
+    launch(1.0)
+    assert collect(10.0) == 11.0, "idle before"
+
+
 def test_the_queues_age_grows_while_requests_wait() -> None:
     metrics = EngineMetrics()
     assert metrics.queue_seconds == 0
