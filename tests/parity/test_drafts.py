@@ -57,7 +57,12 @@ class Recorder:
     def __init__(self) -> None:
         self.answers: dict[int, list[int]] = {}
 
-    def propose(self, sequences: Sequence[Running], waiting: bool) -> list[list[int]]:
+    def may_propose(self, sequences: Sequence[Running], others: int = 0) -> bool:
+        return True
+
+    def propose(
+        self, sequences: Sequence[Running], waiting: bool, others: int = 0
+    ) -> list[list[int]]:
         return [[] for _ in sequences]
 
     def ask(self, sequences: Sequence[Running]) -> None:

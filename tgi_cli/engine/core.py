@@ -257,7 +257,7 @@ class EngineCore:
 
     def _advance(self) -> None:
         """Launch one step if there is one; apply the oldest result that is due."""
-        if self._scheduler.may_draft:
+        if self._pending and self._scheduler.may_draft:
             while self._pending:  # drafts follow the tokens that the host knows
                 self._collect()
         began = time.perf_counter()

@@ -257,7 +257,8 @@ class ExternalStepScheduler:
         if self.batch.speculator is None or not candidates:
             return {}
         drafts = {}
-        proposals = self.batch.speculator.propose(candidates, waiting=False)
+        others = len(decodes) - len(candidates)
+        proposals = self.batch.speculator.propose(candidates, False, others)
         for sequence, tokens in zip(candidates, proposals, strict=True):
             if sequence.images is not None:
                 tokens = sequence.images.drafts(tokens)

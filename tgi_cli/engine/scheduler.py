@@ -182,8 +182,13 @@ class Scheduler:
 
     @property
     def may_draft(self) -> bool:
-        """Whether drafts may be proposed once the results of all steps in flight are known."""
-        return self.batch.speculator is not None and bool(self.batch.running)
+        """Whether the next step may verify drafts, if the results of all others are known first."""
+        speculator = self.batch.speculator
+        if speculator is None:
+            return False
+        decodes = [sequence for sequence in self.batch.running if _decodes_next(sequence)]
+        takers = [sequence for sequence in decodes if _takes_drafts(sequence)]
+        return bool(takers) and speculator.may_propose(takers, len(decodes) - len(takers))
 
     def _propose(self) -> dict[int, tuple[Sequence, list[int]]]:
         """The sequences that are to verify drafts in the next step, by their ids, and the drafts.
@@ -195,18 +200,20 @@ class Scheduler:
         speculator = batch.speculator
         assert speculator is not None
         spare = batch.pool.num_available
-        candidates = []
+        candidates, others = [], 0
         waiting = bool(batch.waiting) and len(batch.running) < self.config.max_batch_size
         for sequence in batch.running:
             spare -= max(0, cache.blocks_for(sequence.num_tokens) - len(sequence.block_ids))
             if _may_draft(sequence):
                 candidates.append(sequence)
+            elif _decodes_next(sequence):
+                others += 1
             elif sequence.num_computed + 1 < sequence.prompt_tokens:
                 waiting = True  # the rest of its prompt is
         if spare < 0 or not candidates:
             return {}
         drafts = {}
-        proposals = speculator.propose(candidates, waiting and self._policy.mixes)
+        proposals = speculator.propose(candidates, waiting and self._policy.mixes, others)
         for sequence, tokens in zip(candidates, proposals, strict=True):
             if sequence.images is not None:
                 tokens = sequence.images.drafts(tokens)
@@ -340,6 +347,11 @@ def _ask(speculator: Speculator, entries: list[ScheduledSequence]) -> list[int]:
         return []
     found = dict(zip(map(id, asked), counts, strict=True))
     return [found.get(id(entry.sequence), 0) if entry.sampled else 0 for entry in entries]
+
+
+def _decodes_next(sequence: Sequence) -> bool:
+    """Whether the next step computes one token of a running sequence, which may be in flight."""
+    return sequence.decodes and sequence.num_tokens < sequence.max_tokens
 
 
 def _may_draft(sequence: Sequence) -> bool:

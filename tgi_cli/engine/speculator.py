@@ -22,13 +22,24 @@ class Speculator(Protocol):
         """Whether the worker has a drafter with weights, whose proposals it asks for."""
         ...
 
-    def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
+    def may_propose(self, sequences: Many[Sequence], others: int = 0) -> bool:
+        """Whether it may propose drafts for the next step.
+
+        If not, that step may be scheduled before the tokens of the step in flight are known.
+
+        Args:
+            sequences, others: as for :meth:`propose`, before the host knows all tokens.
+        """
+        ...
+
+    def propose(self, sequences: Many[Sequence], waiting: bool, others: int = 0) -> list[list[int]]:
         """Propose draft tokens for each sequence.
 
         Args:
-            sequences: sequences that the step decodes, in order of priority. The host knows all
-                their tokens.
+            sequences: at least one of those that the step decodes, in order of priority. The host
+                knows all their tokens.
             waiting: whether prompts wait, of which the step computes a part.
+            others: number of further sequences that the step decodes, without drafts.
 
         Returns:
             A list per sequence, empty for none. If its length or its blocks allow fewer, the first
@@ -63,5 +74,8 @@ class Speculator(Protocol):
         ...
 
     def timed(self, step: Step, seconds: float) -> None:
-        """Learn that a step was applied ``seconds`` after its scheduling began."""
+        """Learn that a step was applied, for which streams have waited ``seconds``.
+
+        Called once for each step.
+        """
         ...

@@ -18,6 +18,8 @@ class FakeSpeculator:
         kind: one of DRAFTERS.
         expected: the whole answer of a request id.
         vocab_size: number of tokens.
+        rests: share of the steps for which it says beforehand that it proposes nothing. It keeps to
+            that for sequences whose tokens the host does not know.
     """
 
     asks_worker = False
@@ -28,15 +30,24 @@ class FakeSpeculator:
         expected: Callable[[int], Sequence[int]],
         seed: int = 0,
         vocab_size: int = 1000,
+        rests: float = 0.0,
     ) -> None:
         self._vocab_size = vocab_size
+        self._rests = rests
         self.kind = kind
         self.drafted = self.accepted = 0
         self.finished: list[int] = []
         self._expected = expected
         self._random = Random(seed)
 
-    def propose(self, sequences: Sequence[Running], waiting: bool) -> list[list[int]]:
+    def may_propose(self, sequences: Sequence[Running], others: int = 0) -> bool:
+        assert sequences
+        assert others >= 0
+        return self._random.random() >= self._rests
+
+    def propose(
+        self, sequences: Sequence[Running], waiting: bool, others: int = 0
+    ) -> list[list[int]]:
         return [self._propose(sequence) for sequence in sequences]
 
     def _propose(self, sequence: Running) -> list[int]:

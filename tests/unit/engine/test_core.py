@@ -210,12 +210,12 @@ def test_every_step_is_counted_and_timed(depth: int) -> None:
             assert sum(histograms[stage, method].counts) == timed[method]
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("depth", "rests"), [(0, 0.0), (1, 0.0), (1, 0.7)])
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_drafts_change_no_tokens(kind: str, depth: int) -> None:
+def test_drafts_change_no_tokens(kind: str, depth: int, rests: float) -> None:
     prompts = {i: list(range(100 * (i % 3), 100 * (i % 3) + 5 + 7 * i)) for i in range(1, 9)}
     answers = {i: continuation(prompt, 40, 1000) for i, prompt in prompts.items()}
-    speculator = FakeSpeculator(kind, answers.__getitem__)
+    speculator = FakeSpeculator(kind, answers.__getitem__, rests=rests)
     timed: list[Step] = []
     speculator.timed = lambda step, seconds: timed.append(step)  # type: ignore[method-assign]
     core = EngineCore(FakeWorker(4), limits(), depth, speculator=speculator)
@@ -228,12 +228,58 @@ def test_drafts_change_no_tokens(kind: str, depth: int) -> None:
     core.inbox.put(Shutdown())
     thread.join(timeout=20)
     assert client.tokens == answers
-    assert (speculator.accepted > 100) == (kind in ("perfect", "partly"))
+    assert (speculator.accepted > 30) == (kind in ("perfect", "partly"))
     load = core.metrics.load
     assert (load.drafted_tokens, load.accepted_tokens) == (speculator.drafted, speculator.accepted)
     assert load.context_tokens == load.prompt_tokens - load.reused_tokens
     assert len(timed) == core.steps, "each step that has been applied"
     assert sum(step.num_drafts for step in timed) == speculator.drafted
+
+
+class _Counting(FakeWorker):
+    """Counts the steps in flight at each launch."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self.in_flight = 0
+        self.beside: list[int] = []
+
+    def launch(self, step: Step) -> list[tuple[int, int, bytes]]:
+        self.beside.append(self.in_flight)
+        self.in_flight += 1
+        return super().launch(step)
+
+    def sample(self, handle: object, masks: object = None) -> Any:
+        pending = super().sample(handle, masks)
+
+        def wait() -> StepResult:
+            self.in_flight -= 1
+            return pending.result
+
+        pending.wait = wait  # type: ignore[method-assign]
+        return pending
+
+
+@pytest.mark.parametrize(("rests", "most"), [(0.0, 0), (1.0, 1)])
+def test_a_step_stays_in_flight_where_nothing_is_drafted(rests: float, most: int) -> None:
+    """Without drafts it is scheduled before the tokens of the one before it are known."""
+    worker = _Counting(4)
+    speculator = FakeSpeculator("perfect", lambda key: answers[key], rests=rests)
+    answers = {key: continuation([key, 2], 40, 1000) for key in range(3)}
+    with running(worker, limits(), 1, speculator=speculator) as client:
+        for key in answers:
+            client.core.inbox.put(request(key, [key, 2], 40))
+        client.read_until_finished(*answers)
+    assert client.tokens == answers
+    decodes = [
+        beside
+        for beside, step in zip(worker.beside, worker.steps, strict=True)
+        if step.num_decodes and not step.num_prefill_tokens
+    ]
+    assert max(decodes) == most
+    assert (speculator.drafted > 0) == (rests < 1)
+    if rests:
+        assert sum(decodes) > len(decodes) / 2
 
 
 class _Lost(FakeWorker):

@@ -408,7 +408,7 @@ def test_a_model_without_an_encoder_refuses_images() -> None:
 
 def test_drafts_never_are_tokens_that_stand_for_images() -> None:
     class Copies(FakeSpeculator):
-        def propose(self, sequences: Any, waiting: bool) -> list[list[int]]:
+        def propose(self, sequences: Any, waiting: bool, others: int = 0) -> list[list[int]]:
             return [[5, IMAGE_ID, 6] for _ in sequences]
 
     sent = seeing(1, TEXT[:20], 8, image(b"cat", (4, 8)))

@@ -328,6 +328,8 @@ class Engine(RuleBasedStateMachine):
         result = pending.wait()
         self._take(self.scheduler.update(result))
         self.batch.resources.pace.learn(step, seconds, result.encodes.seconds)
+        if self.speculator is not None:
+            self.speculator.timed(step, 1.0)
 
     def _take(self, outputs: StepOutputs) -> None:
         for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):

@@ -25,10 +25,10 @@ EXPECTED = {key: continuation([key, key + 1], NEW, 1000) for key in range(COUNT)
 class Predicting(FakeSpeculator):
     """Takes the drafts of requests with a prediction from there."""
 
-    def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
+    def propose(self, sequences: Many[Sequence], waiting: bool, others: int = 0) -> list[list[int]]:
         for sequence in sequences:
             sequence.draft_source = "prediction" if sequence.request.prediction else "context"
-        return super().propose(sequences, waiting)
+        return super().propose(sequences, waiting, others)
 
 
 def served(speculator: FakeSpeculator | None) -> tuple[list[StepOutputs], EngineMetrics]:
@@ -93,7 +93,7 @@ class Noting(FakeSpeculator):
         super().__init__("wrong", lambda _: [1] * 100)
         self.waiting: list[bool] = []
 
-    def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
+    def propose(self, sequences: Many[Sequence], waiting: bool, others: int = 0) -> list[list[int]]:
         self.waiting.append(waiting)
         return [[] for _ in sequences]
 

@@ -5,6 +5,12 @@ and a few percent of a small model's step of one, which is lost if no drafts are
 sequence whose look-ups have gained less than they cost pauses between them, twice as long each
 time, until look-ups without gain take at most :data:`FUTILE` of the time.
 
+Pauses end at multiples of powers of two, counted in steps of the engine, so that many sequences are
+due in the same steps and none in those between, which then cost nothing: a GPU's next step is
+launched without waiting for the tokens of the one before. Code that is in the CPU's caches is
+faster, too. The look-ups of pausing sequences in one step are limited by :func:`most_probes`; the
+others follow in the next steps.
+
 Gains and costs are in steps without drafts of as many sequences.
 """
 
@@ -17,6 +23,9 @@ MAX_PAUSE = 63
 
 FUTILE = 0.0025
 """Share of a step that look-ups which gain nothing may take."""
+
+PROBES = 0.05
+"""Share of one step that look-ups of pausing sequences may take."""
 
 _MEMORY = 0.9
 """Factor of a balance for each further look-up."""
@@ -32,24 +41,24 @@ class LookUps:
     """The look-ups of one sequence.
 
     Attributes:
+        at: number of the step before which it was last looked up; at first, of the one before it
+            came.
         failures: look-ups since the last one that was worth its cost.
-        pause: steps until the next one.
+        pause: most steps until the next one: 0, 1, 3, 7, ...
     """
 
+    at: int = -1
     failures: int = 0
     pause: int = 0
     _balance: float = 0.0
 
-    def is_due(self, longest: int) -> bool:
-        """Whether the sequence is looked up in the next step. Called once for each.
+    def due(self, longest: int) -> int:
+        """Number of the first step before which the sequence is looked up again.
 
         Args:
             longest: most steps to pause; see :func:`longest_pause`.
         """
-        if not self.pause:
-            return True
-        self.pause = min(self.pause, longest) - 1 if longest else 0
-        return not longest
+        return (self.at | min(self.pause, longest)) + 1
 
     def settle(self, gain: float, cost: float, promising: bool, longest: int) -> None:
         """Account for the latest look-up.
@@ -78,10 +87,16 @@ def pause_after(failures: int, longest: int) -> int:
 
 
 def longest_pause(sequences: int, cost: float) -> int:
-    """Steps between two look-ups that gain nothing.
+    """Steps between two look-ups that gain nothing: 0, 1, 3, 7, ... up to :data:`MAX_PAUSE`.
 
     Args:
         sequences: number of sequences in a step.
         cost: cost of a look-up.
     """
-    return min(MAX_PAUSE, int(sequences * cost / FUTILE))
+    needed = min(MAX_PAUSE, int(sequences * cost / FUTILE))
+    return (1 << needed.bit_length()) - 1
+
+
+def most_probes(cost: float) -> int:
+    """How many pausing sequences may be looked up before one step, given the cost of a look-up."""
+    return max(1, int(PROBES / cost))

@@ -105,6 +105,9 @@ class Proposals:
         costs: predicts the durations of steps and of proposals.
         acceptance: estimates how likely drafts are right.
         most_lag: most tokens that a drafter computes in a step to catch up.
+
+    Attributes:
+        expected: whether the latest step that was scheduled ends with proposals.
     """
 
     def __init__(self, most: int, costs: StepCosts, acceptance: Acceptance, most_lag: int) -> None:
@@ -112,6 +115,7 @@ class Proposals:
         self._costs = costs
         self._acceptance = acceptance
         self._most_lag = most_lag
+        self.expected = False
         self._answers = AnswerLengths()
         self._draftees: dict[int, _Draftee] = {}
         self._balances: dict[int, Balance] = {}
@@ -128,6 +132,11 @@ class Proposals:
             sequences: as :meth:`tgi_cli.engine.speculator.Speculator.ask` has them.
             found: tokens that drafts without weights are expected to give each of them.
         """
+        lengths = self._lengths(sequences, found)
+        self.expected = lengths is not None and any(lengths)
+        return lengths
+
+    def _lengths(self, sequences: Many[Sequence], found: Many[float]) -> list[int] | None:
         count = max(1, len(sequences))
         balance = self._balance(count)
         self._asked += bool(sequences)

@@ -35,7 +35,10 @@ _LOOK_UP_SECONDS = 2e-5
 """Assumed time of a sequence's look-up, before any was measured."""
 
 _LOOK_UP_WEIGHT = 0.02
-"""Weight of a new measurement in the average of look-ups."""
+"""Least weight of a new measurement in the average of look-ups."""
+
+_ASSUMED_LOOK_UPS = 8
+"""Look-ups that the assumed time weighs as much as."""
 
 _CONTEXTS = 512
 """Contexts that differ by less have the same costs."""
@@ -153,22 +156,28 @@ class StepCosts:
         self._costs: dict[tuple[int, int, bool], Costs] = {}
         self._observed = 0
         self._look_up_seconds = _LOOK_UP_SECONDS
+        self._looked_up = 0
 
     def of(self, sequences: int, context: int, prompts: bool = False) -> Costs:
         """The costs of steps of ``sequences`` with ``context`` tokens each. 0.3 us if known.
 
         With ``prompts``, of draft rows in a step that computes prompts, too.
         """
+        costs = self._uncorrected(sequences, context, prompts)
+        version = self._observed // _REFRESH
+        if costs.version != version:
+            self._correct(costs)
+            costs.version = version
+        return costs
+
+    def _uncorrected(self, sequences: int, context: int, prompts: bool = False) -> Costs:
+        """The same, corrected some time ago or never."""
         key = (sequences, context // _CONTEXTS, prompts)
         costs = self._costs.get(key)
         if costs is None:
             if len(self._costs) >= 256:
                 self._costs.clear()
             costs = self._costs[key] = self._measured(sequences, key[1] * _CONTEXTS, prompts)
-        version = self._observed // _REFRESH
-        if costs.version != version:
-            self._correct(costs)
-            costs.version = version
         return costs
 
     def proposing(self, sequences: int, drafts: int) -> float:
@@ -212,8 +221,10 @@ class StepCosts:
 
     def looked_up(self, seconds: float) -> None:
         """Learn that looking a sequence up took ``seconds``."""
+        self._looked_up += 1
         seconds = min(seconds, self._look_up_seconds * _OUTLIER)
-        self._look_up_seconds += (seconds - self._look_up_seconds) * _LOOK_UP_WEIGHT
+        weight = max(_LOOK_UP_WEIGHT, 1.0 / (_ASSUMED_LOOK_UPS + self._looked_up))
+        self._look_up_seconds += (seconds - self._look_up_seconds) * weight
 
     def learn_proposing(self, step: StepTime) -> None:
         """Learn from a step after which drafts were proposed."""
@@ -235,7 +246,7 @@ class StepCosts:
 
     def learn(self, sequences: int, drafts: int, context: int, seconds: float) -> None:
         """Learn from a step of ``sequences`` with ``drafts`` draft rows. Takes 1 to 2 us."""
-        costs = self.of(sequences, context)
+        costs = self._uncorrected(sequences, context)
         if drafts >= len(costs.measured):
             return
         kind = batch_class(sequences)

@@ -135,8 +135,10 @@ class Server:
         proposals: list[list[int]] = [[] for _ in live]
         if self._speculates:
             began = self.drafter.now
-            proposals = self.speculator.propose([each for each, _, _ in live], False)
-            host = self.drafter.now - began + count * CONSIDER
+            sequences = [each for each, _, _ in live]
+            considered = count * CONSIDER if self.speculator.may_propose(sequences) else 0.0
+            proposals = self.speculator.propose(sequences, False)
+            host = self.drafter.now - began + considered
         step = Step(0, num_decodes=count, rows=list(range(count)))
         for (running, prompt, answer), drafts in zip(live, proposals, strict=True):
             known = len(running.token_ids)

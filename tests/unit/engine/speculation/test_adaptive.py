@@ -56,6 +56,13 @@ def speculator(drafter: Script, times: list[StepTime], most: int = 7) -> Adaptiv
     return AdaptiveSpeculator(most, costs, [drafter], lambda: drafter.now)
 
 
+def propose(tested: AdaptiveSpeculator, *sequences: Sequence, others: int = 0) -> list[list[int]]:
+    """The drafts for a step, which is applied without a duration to learn from."""
+    found = tested.propose(sequences, False, others)
+    tested.timed(step(new=True), 1.0)
+    return found
+
+
 def test_rows_that_cost_nothing_are_all_used() -> None:
     drafter = Script([5, 6, 7, 8, 9, 10, 11, 12])
     asked = sequence([1, 2, 3])
@@ -82,7 +89,7 @@ def test_each_sequence_gets_the_drafts_that_it_deserves() -> None:
     good, bad = sequence([1], request_id=1), sequence([2], request_id=2)
     tested = speculator(drafter, CHEAP)
     for _ in range(30):
-        proposals = tested.propose([good, bad], False)
+        proposals = propose(tested, good, bad)
         good.token_ids += [5, 6, 7, 1]
         bad.token_ids += [9]
     assert len(proposals[0]) > len(proposals[1])
@@ -93,7 +100,7 @@ def test_drafts_that_are_never_right_are_given_up_without_being_verified_again()
     asked, tested = sequence([1]), speculator(drafter, SHORT)
     verified = 0
     for _ in range(100):
-        verified += len(tested.propose([asked], False)[0])
+        verified += len(propose(tested, asked)[0])
         asked.token_ids.append(9)
     assert 1 <= verified <= 10
     assert len(drafter.asked) < 40, "it is looked up less and less"
@@ -104,7 +111,7 @@ def test_look_ups_beside_long_steps_never_pause() -> None:
     drafter = Script([5])
     asked, tested = sequence([1]), speculator(drafter, STEEP)
     for _ in range(100):
-        tested.propose([asked], False)
+        propose(tested, asked)
         asked.token_ids.append(9)
     assert len(drafter.asked) == 100
 
@@ -113,7 +120,7 @@ def test_where_nothing_is_found_look_ups_pause_as_well() -> None:
     drafter = Script([])
     asked, tested = sequence([1]), speculator(drafter, SHORT)
     for _ in range(100):
-        assert tested.propose([asked], False) == [[]]
+        assert propose(tested, asked) == [[]]
         asked.token_ids.append(9)
     assert 100 // (MAX_PAUSE + 1) <= len(drafter.asked) < 40
 
@@ -127,7 +134,7 @@ def test_a_request_begins_with_the_pauses_that_others_ended_with() -> None:
         asked = sequence([1], request_id=number)
         drafter.asked.clear()
         for _ in range(20):
-            tested.propose([asked], False)
+            propose(tested, asked)
             asked.token_ids.append(9)
         asked_of.append(len(drafter.asked))
         tested.finish(asked)
@@ -140,7 +147,7 @@ def test_drafts_that_are_right_never_pause() -> None:
     free = [time._replace(seconds=time.seconds / 1000) for time in FREE]
     asked, tested = sequence([1]), speculator(drafter, free)
     for _ in range(40):
-        assert tested.propose([asked], False) == [[5, 6, 7]]
+        assert propose(tested, asked) == [[5, 6, 7]]
         asked.token_ids += [5, 6, 7, 1]
 
 
@@ -149,12 +156,12 @@ def test_drafts_that_become_right_are_verified_again() -> None:
     drafter = Script([5])
     asked, tested = sequence([1]), speculator(drafter, STEEP)
     for _ in range(100):
-        tested.propose([asked], False)
+        propose(tested, asked)
         asked.token_ids.append(9)
     assert tested.propose([asked], False) == [[]]
     for _ in range(300):
         asked.token_ids.append(5)
-        verified = tested.propose([asked], False)
+        verified = propose(tested, asked)
     assert verified == [[5]]
 
 
@@ -187,7 +194,7 @@ def test_an_ended_request_leaves_nothing_behind() -> None:
     tested = speculator(drafter, STEEP)
     asked = sequence([1], request_id=4)
     for _ in range(40):
-        tested.propose([asked], False)
+        propose(tested, asked)
         asked.token_ids.append(9)
     assert tested.propose([asked], False) == [[]]
     tested.finish(asked)
@@ -252,7 +259,7 @@ def test_drafts_that_are_right_but_too_rarely_for_the_load_let_look_ups_pause() 
     tested = speculator(drafter, times)
     sequences = [sequence([1], request_id=number) for number in range(8)]
     for number in range(200):
-        tested.propose(sequences, False)
+        propose(tested, *sequences)
         for each in sequences:
             each.token_ids.append(5 if number % 3 == 0 else 9)
     assert len(drafter.asked) < 200 * 8 / 8
@@ -262,7 +269,7 @@ def pauses(tested: AdaptiveSpeculator, drafter: Script) -> int:
     """Steps of one sequence until something is looked up again."""
     asked, steps = len(drafter.asked), 0
     while len(drafter.asked) == asked:
-        tested.propose([sequence([1], request_id=100 + steps)], False)
+        propose(tested, sequence([1], request_id=100 + steps))
         steps += 1
     return steps - 1
 
@@ -272,10 +279,10 @@ def test_steps_that_lose_time_pause_look_ups_for_longer_each_time() -> None:
     tested = speculator(drafter, FREE)
     found = []
     for _ in range(6):
-        for _ in range(10):  # half a step each
-            tested.timed(step(drafts=1), 1.5)
+        while tested.may_propose([sequence([1])]):
+            tested.timed(step(drafts=1), 1.5)  # loses half a step
         found.append(pauses(tested, drafter))
-    assert found == [63, 127, 255, 511, 511, 511]
+    assert found == [64, 128, 256, 512, 512, 512]
 
 
 def test_steps_that_gain_time_never_pause_look_ups_however_long_some_take() -> None:
@@ -285,6 +292,81 @@ def test_steps_that_gain_time_never_pause_look_ups_however_long_some_take() -> N
         tested.learn(sequence([1]), [5], 1)
         tested.timed(step(drafts=1), 9.0 if number % 8 == 0 else 1.4)
         assert not pauses(tested, drafter)
+
+
+def test_between_look_ups_nothing_may_be_proposed() -> None:
+    """So that the engine need not wait for the tokens of the step in flight."""
+    drafter = Script([])
+    tested = speculator(drafter, SHORT)
+    asked, other = sequence([1]), sequence([1], request_id=1)
+    for _ in range(99):
+        may, before = tested.may_propose([asked]), len(drafter.asked)
+        propose(tested, asked)
+        assert may == (len(drafter.asked) > before)
+    while tested.may_propose([asked]):
+        propose(tested, asked)
+    assert tested.may_propose([other]), "it has not been looked up"
+    assert tested.may_propose([asked], others=1), "the load has changed"
+    tested.finish(other)
+    assert tested.may_propose([asked]), "another sequence may have taken its place"
+
+
+def test_what_follows_a_draft_is_learned_before_the_next_step_is_scheduled() -> None:
+    asked, tested = sequence([1]), speculator(Script([5]), SHORT)
+    propose(tested, asked)
+    assert tested.may_propose([asked])
+
+
+def test_where_no_draft_can_pay_nothing_is_proposed_for_some_steps() -> None:
+    asked, tested = sequence([1]), speculator(Script([5]), DEAR)
+    propose(tested, asked)
+    steps = 1
+    while not tested.may_propose([asked]):
+        propose(tested, asked)
+        steps += 1
+    assert steps == 16
+
+
+def test_after_steps_that_lose_time_nothing_may_be_proposed_for_the_pause() -> None:
+    tested = speculator(Script([5]), FREE)
+    while tested.may_propose([sequence([1])]):
+        tested.timed(step(drafts=1), 1.5)
+    assert not tested.may_propose([sequence([1])])
+    assert tested.may_propose([sequence([1])], others=1), "each load by itself"
+    for _ in range(64):
+        tested.timed(step(), 1.0)
+    assert tested.may_propose([sequence([1])])
+
+
+def test_drafts_slow_down_the_sequences_without_them_as_well() -> None:
+    """Alone, a row that costs a fifth of a step is worth it; beside seven others it is not."""
+    fifth = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 20.8)]
+    likely = Script([5], length=20)
+    assert speculator(likely, fifth).propose([sequence([1])], False) == [[5]]
+    assert speculator(likely, fifth).propose([sequence([1])], False, others=7) == [[]]
+
+
+def test_a_loss_pauses_look_ups_in_steps_that_decode_as_many_sequences() -> None:
+    """Also if most of them cannot have drafts."""
+    tested = speculator(Script([5]), FREE)
+    many = Step(0, num_decodes=8, rows=list(range(8)), starts=[10] * 8, counts=[1] * 7 + [2])
+    many.drafts.append(TokenAppend(0, 11, [5]))
+    for _ in range(10):
+        tested.timed(many, 4.0)
+    assert tested.propose([sequence([1])], False, others=7) == [[]]
+    assert tested.propose([sequence([1])], False) == [[5]]
+
+
+def test_look_ups_of_pausing_sequences_are_spread_over_steps() -> None:
+    """A look-up takes a ninetieth of a step: four sequences at once, and the others follow."""
+    drafter = Script([])
+    tested = speculator(drafter, [time._replace(seconds=time.seconds / 1000) for time in FREE])
+    sequences = [sequence([1], request_id=number) for number in range(16)]
+    for number in range(200):
+        before = len(drafter.asked)
+        propose(tested, *sequences)
+        assert number < 8 or len(drafter.asked) - before <= 4
+    assert len(drafter.asked) >= 16 * 6
 
 
 @pytest.mark.parametrize("of", [{"prefill": 5}, {"new": True}])
@@ -351,6 +433,25 @@ def test_a_proposal_is_cut_where_the_grammar_forbids_it() -> None:
     asked.matcher = FakeMatcher(slots([11, 12], [12, 13], [13]))
     tested.proposed(asked, Proposal([11, 99, 13], [0.95] * 3))
     assert tested.propose([asked], False) == [[11]]
+
+
+def test_where_nothing_was_proposed_the_engine_may_schedule_ahead() -> None:
+    short = [time._replace(seconds=time.seconds / 1000) for time in FREE]
+    times = [*short, StepTime(1, 1, 8, 1.01e-3, 1), StepTime(1, 1, 8, 1.05e-3, 5)]
+    drafter = Script([])
+    costs = StepCosts(times, 7)
+    tested = AdaptiveSpeculator(7, costs, [drafter], lambda: drafter.now, most_proposed=5)
+    asked, slow = sequence([1]), step()
+    slow.proposals = [5]
+    assert tested.ask([asked]) == [5]
+    for _ in range(8):
+        propose(tested, asked)
+        assert tested.may_propose([asked]), "after what the worker proposes"
+        tested.proposed(asked, Proposal([5], [0.9]))
+        tested.timed(slow, 5e-3)
+    assert tested.ask([asked]) is None
+    propose(tested, asked)
+    assert not tested.may_propose([asked])
 
 
 def test_measured_proposals_change_what_is_asked_for() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_cli.engine.speculation.look_ups import FUTILE, MAX_PAUSE, LookUps, longest_pause
+from tgi_cli.engine.speculation.look_ups import (
+    FUTILE,
+    MAX_PAUSE,
+    PROBES,
+    LookUps,
+    longest_pause,
+    most_probes,
+)
 
 
-def settled(look_ups: LookUps, gain: float = 0.0, promising: bool = False, longest: int = 8) -> int:
+def settled(look_ups: LookUps, gain: float = 0.0, promising: bool = False, longest: int = 7) -> int:
     look_ups.settle(gain, 0.04, promising, longest)
     return look_ups.pause
 
 
 def test_each_failure_doubles_the_pause_up_to_a_limit() -> None:
-    assert [settled(look_ups, longest=10) for look_ups in [LookUps()] * 6] == [1, 3, 7, 10, 10, 10]
+    assert [settled(look_ups, longest=7) for look_ups in [LookUps()] * 6] == [1, 3, 7, 7, 7, 7]
     assert [settled(look_ups, longest=99) for look_ups in [LookUps()] * 8][-3:] == [MAX_PAUSE] * 3
 
 
@@ -50,22 +57,36 @@ def test_large_gains_do_not_last_for_long() -> None:
 
 
 def test_a_sequence_is_due_again_after_its_pause() -> None:
-    look_ups = LookUps(pause=3)
-    assert [look_ups.is_due(8) for _ in range(5)] == [False, False, False, True, True]
+    assert LookUps(at=7).due(63) == 8
+    assert LookUps(at=7, pause=7).due(63) == 8
+    assert LookUps(at=8, pause=7).due(63) == 16
+
+
+@pytest.mark.parametrize("pause", [0, 1, 3, 7, 15, 31, 63])
+def test_pauses_of_the_same_length_end_together(pause: int) -> None:
+    """So that the steps between are free of look-ups, however many sequences there are."""
+    due = {LookUps(at=at, pause=pause).due(63) for at in range(256)}
+    assert len(due) == 256 // (pause + 1)
+    for at in range(256):
+        assert at < LookUps(at=at, pause=pause).due(63) <= at + pause + 1
 
 
 def test_a_pause_is_no_longer_than_the_load_of_the_step_allows() -> None:
     """It began with many sequences, of which one is left."""
-    look_ups = LookUps(pause=40)
-    assert not look_ups.is_due(40)
-    assert [look_ups.is_due(2) for _ in range(3)] == [False, False, True]
-    assert LookUps(pause=40).is_due(0)
+    look_ups = LookUps(at=64, pause=63)
+    assert [look_ups.due(longest) for longest in (63, 3, 1, 0)] == [128, 68, 66, 65]
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
 @pytest.mark.parametrize("cost", [0.0001, 0.004, 0.02, 0.07])
 def test_futile_look_ups_take_a_bounded_share_of_the_time(sequences: int, cost: float) -> None:
     pause = longest_pause(sequences, cost)
+    assert pause & (pause + 1) == 0, "all bits of a number are set"
     share = sequences * cost / (pause + 1)
     assert share <= FUTILE or pause == MAX_PAUSE
-    assert pause == 0 or sequences * cost / pause >= FUTILE, "no longer than that needs"
+    assert pause == 0 or share >= FUTILE / 2, "no longer than that needs"
+
+
+@pytest.mark.parametrize("cost", [0.0001, 0.004, 0.02, 0.07])
+def test_look_ups_before_one_step_take_a_bounded_share_of_it(cost: float) -> None:
+    assert most_probes(cost) * cost <= PROBES or most_probes(cost) == 1

@@ -172,8 +172,17 @@ def test_drafts_must_gain_more_than_looking_up_takes() -> None:
     assert not costs.of(1, 8).pay
 
 
+def test_the_time_of_look_ups_is_soon_known() -> None:
+    costs = costs_of(*ROWS)
+    for _ in range(32):
+        costs.looked_up(80e-6)
+    assert costs.of(1, 128).look_up == pytest.approx(0.008, 0.25)
+
+
 def test_one_slow_look_up_hardly_counts() -> None:
     costs = costs_of(*ROWS)
+    for _ in range(64):
+        costs.looked_up(2e-5)
     costs.looked_up(1.0)
     for _ in range(16):
         costs.learn(1, 0, 128, 0.010)
