@@ -11,9 +11,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.unit.engine.fake_blocks import FakeBlockStore
 from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
@@ -69,6 +77,19 @@ EXAMPLES, RULES = 120, 100
 
 
 class Engine(RuleBasedStateMachine):
+    """A scheduler, the steps in flight, and clients.
+
+    Args:
+        drafter: what drafts: one of ``DRAFTERS``, "looks up" or "proposes"; None for no drafts.
+            With drafts there are no recurrent states and no pipeline stages.
+        drafts: counts the drafts that steps verify.
+    """
+
+    def __init__(self, drafter: str | None = None, drafts: Counter[str] | None = None) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.drafts = Counter() if drafts is None else drafts
+
     @initialize(
         block_size=st.sampled_from([1, 3, 8]),
         spare_blocks=st.sampled_from([0, 1, 50]),
@@ -81,7 +102,6 @@ class Engine(RuleBasedStateMachine):
         loras=st.sampled_from([0, 1, 2]),
         cpu_loras=st.sampled_from([1, 2, 9]),
         snapshots=st.sampled_from([None, 0, 1, 2, 5, 20]),
-        drafter=st.sampled_from([None, "looks up", "proposes", *DRAFTERS]),
         encoder=ENCODERS,
         bidirectional=st.booleans(),
         whole_prompts=st.sampled_from([False, False, False, True]),
@@ -93,6 +113,8 @@ class Engine(RuleBasedStateMachine):
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
     ) -> None:
+        if self.drafter is not None:
+            more |= {"snapshots": None, "stages": 1}
         bounds = limits(
             block_size=block_size,
             num_blocks=-(-MOST // block_size) + spare_blocks,
@@ -116,20 +138,20 @@ class Engine(RuleBasedStateMachine):
             else more["host_blocks"],
         )
         self.stages = more["stages"]
-        if self.stages > 1:
-            more["drafter"] = None
         self.bidirectional = more["bidirectional"]
         self.worker = FakeWorker.of(bounds, window=more["window"], slow=True)
         self.worker.unreadable = {b"unreadable"}
         self.compiler = FakeCompiler(slow=True)
         self.speculator: FakeSpeculator | AdaptiveSpeculator | None = None
-        if more["drafter"] in ("looks up", "proposes") and more["snapshots"] is None:
+        if self.drafter in ("looks up", "proposes"):
             drafters = (GrammarDrafter(), LookupDrafter())
-            most = 5 if more["drafter"] == "proposes" else 0
+            most = 5 if self.drafter == "proposes" else 0
             costs = StepCosts(ROWS_FOR_NOTHING, 7)
             self.speculator = AdaptiveSpeculator(7, costs, drafters, most_proposed=most)
-        elif more["drafter"] is not None and more["snapshots"] is None:
-            self.speculator = FakeSpeculator(more["drafter"], lambda key: self.expected[key])
+        elif self.drafter is not None:
+            self.speculator = FakeSpeculator(
+                self.drafter, lambda key: self.expected[key], rests=0.3
+            )
         keeps = more["keeps"] and more["snapshots"] is None
         self.blocks = FakeBlockStore(self.worker) if keeps else None
         self.scheduler = Scheduler(bounds, self.worker, self.compiler, self.speculator, self.blocks)
@@ -292,8 +314,10 @@ class Engine(RuleBasedStateMachine):
                     self.worker.kv.pop((block, offset), None)
 
     @precondition(lambda self: len(self.pending) < max(2, self.stages))
-    @rule(breaks=st.integers(0, 30))
-    def launch(self, breaks: int) -> None:
+    @rule(breaks=st.integers(0, 30), waits=st.booleans())
+    def launch(self, breaks: int, waits: bool) -> None:
+        while waits and self.pending and self.scheduler.may_draft:
+            self.collect(0.05)
         step = self.scheduler.schedule()
         if step is None:
             self.batch.adapters.read_wanted()
@@ -332,6 +356,9 @@ class Engine(RuleBasedStateMachine):
             self.speculator.timed(step, 1.0)
 
     def _take(self, outputs: StepOutputs) -> None:
+        for verified in outputs.drafts:
+            self.drafts["accepted"] += verified.accepted
+            self.drafts["rejected"] += verified.drafted - verified.accepted
         for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
             assert request_id not in self.finished, "a token after the end"
             self.seen[request_id].append(token)
@@ -416,7 +443,7 @@ class Engine(RuleBasedStateMachine):
             if not self.live and not self.pending:
                 break
             if len(self.pending) < 2:
-                self.launch(1)
+                self.launch(1, True)
             if self.pending:
                 self.collect(0.05)
             if self.worker.readings:
@@ -440,11 +467,21 @@ class Engine(RuleBasedStateMachine):
         assert images is None or not (images.cache.num_used or images.cache.failed)
 
 
-TestEngine = Engine.TestCase
-TestEngine.settings = settings(
+SETTINGS = settings(
     max_examples=EXAMPLES,
     stateful_step_count=RULES,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+TestEngine = Engine.TestCase
+TestEngine.settings = SETTINGS
+
+
+@pytest.mark.parametrize("drafter", ["looks up", "proposes", *DRAFTERS])
+def test_drafts_change_no_answer(drafter: str) -> None:
+    drafts: Counter[str] = Counter()
+    more = settings(SETTINGS, max_examples=EXAMPLES // 4)
+    run_state_machine_as_test(lambda: Engine(drafter, drafts), settings=more)
+    assert drafts["rejected"] > 100 or drafter == "perfect"
+    assert drafts["accepted"] > 100 or drafter in ("wrong", "random", "repeats")
