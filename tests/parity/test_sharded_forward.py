@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from tests.tools.paged_run import expected, load, random_ids
 from tests.tools.thread_shards import on_shards, sharded_logits
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.layers import Build, LMHead
 from tgi_cli.models import load_model, read_config
+from tgi_cli.models.decoder import DecoderForCausalLM
+from tgi_cli.quantization import Unquantized
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "heads shared out": {"num_key_value_heads": 4},
@@ -38,6 +42,38 @@ def test_logits(name: str, size: int, tmp_path: Path) -> None:
     for logits in shards:
         torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
         assert torch.equal(logits, shards[0]), "all shards see the same logits"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", ["biases and an untied head", "a vocabulary that does not divide"])
+def test_parts_of_the_logits_are_the_logits(name: str, size: int, tmp_path: Path) -> None:
+    """To the last bit, with a scale and a bound as some families have."""
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_size": 96}
+    path = make_llama(tmp_path, **CONFIGS[name] | heads)
+    torch.manual_seed(1)
+    hidden = torch.randn(7, read_config(path).raw["hidden_size"])
+
+    @torch.inference_mode()
+    def work(shard: Shard) -> tuple[torch.Tensor, torch.Tensor, range | None]:
+        model = load_model(read_config(path), torch.float32, torch.device("cpu"), shard=shard)
+        assert isinstance(model, DecoderForCausalLM)
+        model.spec = replace(model.spec, logit_scale=0.5, logit_softcap=3.0)
+        return model.logits(hidden), model.own_logits(hidden), model.own_vocabulary
+
+    (whole, *_), *_ = found = on_shards(size, work)
+    assert torch.equal(torch.cat([own for _, own, _ in found], dim=1), whole)
+    vocabulary = [token for _, _, own in found for token in own or ()]
+    assert vocabulary == list(range(whole.shape[1]))
+
+
+def test_a_vocabulary_that_leaves_a_shard_nothing_is_not_divided() -> None:
+    def own(rank: int, vocab_size: int) -> range | None:
+        build = Build(torch.float32, Unquantized(), Shard(rank, 4))
+        return LMHead(build, 8, vocab_size, None).own_vocabulary
+
+    assert own(0, 9) is None, "of three tokens each, the last shard would have none"
+    assert own(3, 9) is None
+    assert own(3, 10) == range(9, 10)
 
 
 def test_a_shard_holds_its_share(tmp_path: Path) -> None:

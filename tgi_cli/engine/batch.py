@@ -123,6 +123,7 @@ class Batch(LiveSequences):
         step.starts.append(start)
         step.counts.append(count + len(drafts))
         step.samples.append(sampled)
+        step.reads_logits |= sampled > 0 and sequence.reads_logits
         if self._in_stages:
             step.first_tokens.append(sequence.token_ids[start])
         entry = ScheduledSequence(sequence, sequence.attempt, start, end, sampled, drafts=drafts)

@@ -38,6 +38,7 @@ class Sequence:
         skip_forced: whether tokens that its grammar forces may be appended without being sampled.
         followed: whether it has a grammar, a thinking budget or forced tokens of a decoder, which
             each token advances.
+        reads_logits: whether its choices need masks of a grammar, processed or reported logits.
         last_id: token that is forced if the last position is reached, or None.
         thinking: its progress in its thinking budget, or None without one.
         num_unreported: tokens that were forced before the first choice, and are reported with it.
@@ -97,6 +98,7 @@ class Sequence:
     stop_ids: frozenset[int] = field(init=False)
     skip_forced: bool = field(init=False)
     followed: bool = field(init=False)
+    reads_logits: bool = field(init=False)
     last_id: int | None = field(init=False, default=None)
     thinking: ThinkingProgress | None = field(init=False, default=None)
     num_unreported: int = field(init=False, default=0)
@@ -154,6 +156,11 @@ class Sequence:
             or request.return_generation_logits
             or request.sampling.bad_words
             or request.sampling.allowed_token_ids
+        )
+        self.reads_logits = bool(
+            request.grammar is not None
+            or request.logits_processors
+            or request.return_generation_logits
         )
         self.followed = request.grammar is not None or request.thinking is not None
         if decoder is not None:

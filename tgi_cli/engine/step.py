@@ -161,6 +161,9 @@ class Step:
     before the forward pass, but for those that time bounds: they use what it leaves of their time.
     ``images`` are in the order of the step's tokens. A step may encode and
     compute no token. An entry with an image token is no decode.
+
+    ``reads_logits`` is whether any token is chosen for a request with a grammar, logits processors
+    or reported logits, which one process alone has of a model's several.
     """
 
     step_id: int
@@ -188,6 +191,7 @@ class Step:
     images: list[ImageSpan] = field(default_factory=list)
     num_decodes: int = 0
     """How many leading entries compute one known token each, with or without drafts after it."""
+    reads_logits: bool = False
 
     @property
     def num_tokens(self) -> int:

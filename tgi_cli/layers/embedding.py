@@ -238,6 +238,17 @@ class LMHead(LinearBase):
                 self.weight = nn.Parameter(self.weight.clone(), requires_grad=False)
             tied.settle(self.weight, self.packed)
 
+    @property
+    def own_vocabulary(self) -> range | None:
+        """The tokens whose logits this shard computes; None where a shard would have none."""
+        if self.out_features * (self.shard.size - 1) >= self.vocab_size:
+            return None
+        return range(self.start, self.end)
+
+    def own_logits(self, x: Tensor) -> Tensor:
+        """float32 logits [N, W] of :attr:`own_vocabulary`, those of :meth:`forward`."""
+        return super().forward(x)[:, : self.end - self.start].float()
+
     def forward(self, x: Tensor) -> Tensor:
         if self.shard.size == 1 and isinstance(self.packed, PackedMatrix):
             # The same as the lines below in one call: rounded to bfloat16, stored in float32.

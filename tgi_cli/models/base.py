@@ -138,6 +138,22 @@ class CausalLM(LoadableModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden] to float32 logits [N, vocab]."""
 
+    @property
+    def own_vocabulary(self) -> range | None:
+        """The tokens whose logits :meth:`own_logits` computes; None if it computes none.
+
+        The ranges of all shards follow each other and make up the vocabulary.
+        """
+        return None
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """This shard's columns [N, W] of :meth:`logits`, without the other shards.
+
+        Raises:
+            TypeError: there is no :attr:`own_vocabulary`.
+        """
+        raise TypeError(f"{type(self).__name__} does not give its part of the logits")
+
     def forward_capturing(
         self,
         input_ids: Tensor,

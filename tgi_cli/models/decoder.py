@@ -306,7 +306,19 @@ class DecoderForCausalLM(CausalLM):
         return vectors
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden)
+        return self._scaled(self.lm_head(hidden))
+
+    @property
+    def own_vocabulary(self) -> range | None:
+        """See :attr:`CausalLM.own_vocabulary`."""
+        return self.lm_head.own_vocabulary
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """See :meth:`CausalLM.own_logits`."""
+        return self._scaled(self.lm_head.own_logits(hidden))
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """Logits as the model's configuration scales and bounds them, in place."""
         if self.spec.logit_scale != 1.0:
             logits = logits.mul_(self.spec.logit_scale)
         if self.spec.logit_softcap is not None:

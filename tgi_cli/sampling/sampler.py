@@ -194,6 +194,21 @@ def greedy(logits: Tensor) -> Sampled:
     return Sampler(_no_upload)(logits, _GREEDY, logits)
 
 
+def summarize(logits: Tensor) -> Tokens:
+    """As :func:`greedy`, with each row's highest logit and normalizer.
+
+    Args:
+        logits: float32 [N, V], V > 0. Of a row of nothing but -inf the normalizer is -inf.
+    """
+    if logits.is_cuda and _has_kernel(logits):
+        return Sampler(_no_upload)._sample_in_kernel(logits, logits, _GREEDY)
+    token_ids = argmax(logits)
+    peaks = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+    base = peaks.masked_fill(peaks == -math.inf, 0.0)  # -inf less -inf is NaN
+    log_sums = (logits - base.unsqueeze(1)).exp_().sum(dim=-1).log_()
+    return Tokens(token_ids, peaks - base - log_sums, peaks, log_sums)
+
+
 def _no_upload(*arrays: NDArray[Any]) -> list[Tensor]:
     raise ValueError("a greedy choice takes nothing from the host")
 

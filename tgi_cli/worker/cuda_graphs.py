@@ -11,7 +11,8 @@ in the graph            token ids from the pool, block tables from the rows', th
                         reads and writes slots of states, the head (where its logits are few)
 in a second graph       the likeliest tokens, their log-probabilities, and their way into the pool,
                         of steps that want no more; else the sampler follows, over the rows
-                        without padding
+                        without padding. On several shards the head, too: each computes its part
+                        of the logits, and all choose together
 ======================  ==============================================================
 
 No value that varies is a constant in a graph. The copies and the graphs run in order on one
@@ -83,7 +84,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         model: computes hidden states and logits.
         attention: holds the KV cache.
         rows: the persistent batch.
-        vocab_size: width of the logits.
+        vocab_size: width of the logits that the choice reads.
         sizes: from :func:`graph_sizes`, at least one.
         make: makes graphs that share their memory; called again whenever all are captured again.
         lora: of the model; None if it has no slots for adapters. Steps with adapters have graphs
@@ -91,6 +92,8 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         greedy: chooses the likeliest token of each row of logits, and launches the same for any
             numbers; None to leave the choice to the sampler. Where the head is in the graph, a
             second graph follows it that makes this choice and puts the tokens into the pool.
+        own_logits: computes what ``greedy`` takes from hidden states, where the model's shards have
+            parts of it: the head is then in the second graph. Default: the model's logits.
 
     Attributes:
         captured: graph and output by key.
@@ -107,6 +110,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         make: Callable[[], Callable[[], Graph]] = cuda_graphs,
         lora: LoraCache | None = None,
         greedy: Callable[[Tensor], Sampled] | None = None,
+        own_logits: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__(attention.device, make)
         self.sizes = list(sizes)
@@ -116,6 +120,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         self._rows = rows
         self._lora = lora
         self._greedy = greedy
+        self._own_logits = own_logits
         self._head_rows = min(MAX_HEAD_ROWS, MAX_HEAD_LOGITS // vocab_size)
         self._pin = attention.device.type == "cuda"
         self._padding = _PADDING.copy()
@@ -192,7 +197,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
             output[:count],
             chosen,
             inputs[TARGET, :count],
-            is_logits=size <= self._head_rows,
+            is_logits=self._has_logits(size),
             choose=choose,
         )
 
@@ -234,9 +239,13 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         hidden = self._forward(size)
         if self._hidden is None:  # the first, and largest one, before any is captured
             self._hidden = torch.empty_like(hidden)
-        if size <= self._head_rows:
+        if self._has_logits(size):
             return self._model.logits(hidden)
         return self._hidden[:size].copy_(hidden)
+
+    def _has_logits(self, size: int) -> bool:
+        """Whether the first graph of a size ends with the head."""
+        return self._own_logits is None and size <= self._head_rows
 
     def run_once(self, key: tuple[int, bool]) -> None:
         output = self.compute(key)
@@ -246,12 +255,13 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
     def record(self, key: tuple[int, bool], make: Callable[[], Graph]) -> None:
         super().record(key, make)
         if self._greedy is not None and key[0] <= self._head_rows:
-            logits, graph = self.captured[key][1], make()
-            self.choices[key] = graph, graph.capture(lambda: self._pack(key[0], logits))
+            output, graph = self.captured[key][1], make()
+            self.choices[key] = graph, graph.capture(lambda: self._pack(key[0], output))
 
-    def _pack(self, size: int, logits: Tensor) -> Tensor:
-        """See :func:`packed_choice`."""
+    def _pack(self, size: int, output: Tensor) -> Tensor:
+        """The second graph's work over the output of the first; see :func:`packed_choice`."""
         assert self._greedy is not None
+        logits = output if self._own_logits is None else self._own_logits(output)
         return packed_choice(self._greedy(logits), self._rows, self._view(size)[TARGET])
 
     def _forward(self, size: int) -> Tensor:

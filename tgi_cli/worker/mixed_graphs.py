@@ -140,9 +140,10 @@ class MixedGraphs(GraphSet[MixedSize]):
         sizes: from :func:`mixed_sizes`.
         make: makes graphs that share their memory.
         lora: of the model; None if it has no slots for adapters.
-        vocab_size: width of the logits.
+        vocab_size: width of the logits that the choice reads.
         greedy: as of :class:`tgi_cli.worker.cuda_graphs.DecodeGraphs`; None to leave the head and
             the choice of tokens to others.
+        own_logits: likewise.
 
     Attributes:
         choices: the graphs of the choice, and their outputs (:class:`ForwardOutput`'s ``choose``).
@@ -158,6 +159,7 @@ class MixedGraphs(GraphSet[MixedSize]):
         lora: LoraCache | None = None,
         vocab_size: int = 0,
         greedy: Callable[[Tensor], Sampled] | None = None,
+        own_logits: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__(attention.device, make)
         self._model = model
@@ -166,6 +168,7 @@ class MixedGraphs(GraphSet[MixedSize]):
         self._lora = lora
         self._vocab_size = vocab_size
         self._greedy = greedy
+        self._logits = own_logits or model.logits
         self._pin = attention.device.type == "cuda"
         self._hidden: Tensor | None = None
         self._last: Tensor | None = None
@@ -368,7 +371,7 @@ class MixedGraphs(GraphSet[MixedSize]):
         """See :func:`tgi_cli.worker.cuda_graphs.packed_choice`."""
         assert self._greedy is not None
         assert self._last is not None
-        logits = self._model.logits(self._last[: size.samples])
+        logits = self._logits(self._last[: size.samples])
         targets = self._views[size][1].targets[: size.samples]
         return packed_choice(self._greedy(logits), self._rows, targets)
 

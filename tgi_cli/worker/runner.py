@@ -255,13 +255,15 @@ class ModelRunner:
             agreed: Tensor | None = None
             if len(forward.batch):
                 self._choose(handle, self._masks(masks, len(forward.batch)), result)
-                if self._shard.size > 1:
+                if self._shard.size > 1 and result.packed is None:
                     agreed = self._agree(forward, result)
             if self._proposals is not None and handle.step.rows:
                 chosen = [part.token_ids for part in result.sampled] if agreed is None else [agreed]
                 if result.packed is not None:
                     chosen = [result.packed[:, 0], *chosen]
                 result.proposals = self._proposals.propose(handle.step, chosen, forward.states)
+            if self._shard.rank > 0:
+                result.packed = None  # shard 0 reports
             result.send(self._device, self._copies)
             self._last_copy = result.arrived
         return result
@@ -287,7 +289,11 @@ class ModelRunner:
     def _choose(self, handle: LaunchedStep, masks: TokenMasks | None, result: DeviceResult) -> None:
         """Head and sampler, in parts of bounded size."""
         forward = handle.forward
-        if forward.choose is not None and masks is None and not handle.options:
+        plain = masks is None and not handle.options
+        if self._shard.size > 1:  # the others are given neither masks nor all options
+            assert masks is None or handle.step.reads_logits
+            plain = not handle.step.reads_logits
+        if forward.choose is not None and plain:
             if self._last_copy is not None:  # of what is about to be overwritten
                 torch.cuda.current_stream(self._device).wait_event(self._last_copy)
             result.packed = forward.choose()

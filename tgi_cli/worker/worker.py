@@ -18,10 +18,10 @@ from tgi_cli.engine.step import PendingResult, Step, StepTime
 from tgi_cli.errors import TgiError
 from tgi_cli.kernels import describe_kernels
 from tgi_cli.models import CausalLM
-from tgi_cli.sampling.sampler import greedy
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, graph_sizes
 from tgi_cli.worker.executors import Forward
 from tgi_cli.worker.graph_capture import cuda_graphs
+from tgi_cli.worker.greedy_choice import greedy_choice
 from tgi_cli.worker.host_cache import open_host_cache
 from tgi_cli.worker.image_positions import ImagePositions
 from tgi_cli.worker.images import ImageEncoder
@@ -148,14 +148,13 @@ class ModelWorker:
             if shard.leads:
                 log.info("a model with attention of its own runs without CUDA graphs")
         elif make is not None and sizes:
-            # Other shards get the first one's tokens, so that all of them continue the same text.
-            choice = greedy if shard.size == 1 else None
-            lora, attention = loaded.lora, self.attention
-            decodes = DecodeGraphs(model, attention, rows, vocab_size, sizes, make, lora, choice)
+            width, choose, own = greedy_choice(model, shard, vocab_size)
+            given, attention = (make, loaded.lora), self.attention
+            decodes = DecodeGraphs(model, attention, rows, width, sizes, *given, choose, own)
             mixed = None
             if attention.states is None:
-                given = model, attention, rows, mixed_sizes_of(config), make, lora
-                mixed = MixedGraphs(*given, vocab_size, choice)
+                counts = mixed_sizes_of(config)
+                mixed = MixedGraphs(model, attention, rows, counts, *given, width, choose, own)
             self._graphs = StepGraphs(self.runner, shard, attention, decodes, mixed)
 
     def launch(self, step: Step) -> object:

@@ -409,6 +409,7 @@ class FakeWorker:
         tokens = []
         errors = {}
         allowed = allowed_by(masks)
+        assert not allowed or self.steps[-1].reads_logits, "other shards are not told of the masks"
         self.masked += len(allowed)
         for index, (row_id, position, context) in enumerate(handle):
             token = next_token(context, self.vocab_size, allowed.get(index))

@@ -79,6 +79,33 @@ def test_forced_tokens_change_the_number_of_steps_alone(grammar: str, new: int) 
         assert (steps[True], steps[False]) == (2, 7)
 
 
+@pytest.mark.parametrize(
+    ("wishes", "reads"),
+    [
+        ({}, False),
+        ({"grammar": OPEN}, True),
+        ({"logits_processors": (lambda *_: None,)}, True),
+        ({"return_generation_logits": True}, True),
+        ({"prompt_logprobs": 2}, False),
+    ],
+)
+def test_steps_say_whether_the_logits_of_what_they_choose_are_read(
+    wishes: dict[str, Any], reads: bool
+) -> None:
+    """By one process of a model's several; chunks that choose nothing do not count."""
+    harness = Constrained(max_batch_prefill_tokens=16)
+    harness.add(request(1, range(3), 40))
+    harness.step()
+    harness.add(request(2, range(40), 3, **wishes))
+    harness.run()
+    steps = harness.worker.steps
+    row = next(new.row for step in steps for new in step.new if new.request_id == 2)
+    chosen = [step for step in steps if row in step.rows and step.samples[step.rows.index(row)]]
+    assert 2 <= len(chosen) < len(steps)
+    assert [step.reads_logits for step in chosen] == [reads] * len(chosen)
+    assert not any(step.reads_logits for step in steps if step not in chosen)
+
+
 def test_forced_tokens_are_reported_at_once_with_logprob_zero() -> None:
     harness = Constrained()
     harness.worker.logprob = -2.5

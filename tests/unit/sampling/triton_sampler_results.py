@@ -19,7 +19,7 @@ from tgi_cli.kernels import without_cpp_kernels
 from tgi_cli.kernels.sample import Draw, Tokens
 from tgi_cli.sampling.multinomial import uniforms
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.sampling.sampler import Sampled, Sampler
+from tgi_cli.sampling.sampler import Sampled, Sampler, summarize
 from tgi_cli.sampling.table import SAMPLED, SamplingBatch
 from tgi_cli.sampling.triton_sampler import BLOCK, triton_sample
 
@@ -149,6 +149,22 @@ def test_poisoned_rows_are_marked_alone(poison: float) -> None:
     assert torch.equal(result.token_ids[others], clean.token_ids[others])
     assert torch.equal(result.logprobs[others], clean.logprobs[others])
     assert ((result.token_ids >= 0) & (result.token_ids < 9000)).all()
+
+
+def test_parts_of_rows_are_summarized_as_by_operators() -> None:
+    """As shards do with their parts of a vocabulary, of which some have nothing but -inf."""
+    logits = random_logits(4, 200, 5.0)
+    logits[1, :100] = -float("inf")
+    logits[2] = -float("inf")
+    logits[3, 150] = torch.nan
+    for part in (logits[:, :100], logits[:, 100:]):
+        own = part.to(DEVICE)
+        ours, expected = triton_sample(own, own), summarize(part)
+        assert ours.token_ids.cpu()[:2].tolist() == expected.token_ids[:2].tolist()
+        assert torch.equal(ours.peaks.cpu()[:3], expected.peaks[:3])
+        torch.testing.assert_close(
+            ours.log_sums.cpu(), expected.log_sums, atol=1e-5, rtol=1e-5, equal_nan=True
+        )
 
 
 def test_rows_without_any_possible_token_give_valid_ids() -> None:

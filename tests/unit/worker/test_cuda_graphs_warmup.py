@@ -30,7 +30,7 @@ from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.engine.step import Step
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker import graph_capture
+from tgi_cli.worker import graph_capture, greedy_choice
 from tgi_cli.worker import worker as worker_module
 from tgi_cli.worker.sizing import kv_cache
 from tgi_cli.worker.worker import LoadedModel, ModelWorker
@@ -57,7 +57,7 @@ def make_worker(
     **config: Any,
 ) -> ModelWorker:
     monkeypatch.setitem(worker_module.GRAPH_FACTORIES, "cpu", lambda: graph)
-    monkeypatch.setattr(worker_module, "greedy", greedy)
+    monkeypatch.setattr(greedy_choice, "greedy", greedy)
     for module in (kv_cache, worker_module, graph_capture):  # a whole collection each time
         monkeypatch.setattr(module, "release_unused_memory", lambda device: None)
     config = {

@@ -103,6 +103,7 @@ steps = st.builds(
         max_size=3,
     ),
     num_decodes=small,
+    reads_logits=st.booleans(),
 )
 
 
