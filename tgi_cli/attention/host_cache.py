@@ -7,6 +7,7 @@ each layer would cost more to launch than to run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -41,15 +42,15 @@ class HostCache:
     def __init__(self, attention: PagedAttention, num_slots: int) -> None:
         self.num_slots = num_slots
         self._device = attention.device
-        self._layers: list[Tensor] = []
-        for cache in attention.stored:
-            if not cache.is_contiguous():
-                raise ValueError("blocks of this cache are not contiguous")
-            self._layers.append(cache.view(torch.uint8).flatten(1))
+        if not all(cache.is_contiguous() for cache in attention.stored):
+            raise ValueError("blocks of this cache are not contiguous")
+        stored = [cache.view(torch.uint8).flatten(1) for cache in attention.stored]
+        number = _widest_number(stored)
+        self._layers = [cache.view(number) for cache in stored]
         width = sum(layer.shape[1] for layer in self._layers)
-        self._slots = torch.empty((num_slots, width), dtype=torch.uint8)
-        self._most = max(1, _STAGING_BYTES // width)
-        self._staging = torch.empty((self._most, width), dtype=torch.uint8, device=self._device)
+        self._slots = torch.empty((num_slots, width), dtype=number)
+        self._most = max(1, _STAGING_BYTES // (width * number.itemsize))
+        self._staging = torch.empty((self._most, width), dtype=number, device=self._device)
         self._indices = torch.empty(self._most, dtype=torch.int64, device=self._device)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -111,6 +112,15 @@ class HostCache:
         """What is launched on the current stream from now on waits for the copies so far."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+def _widest_number(stored: Sequence[Tensor]) -> torch.dtype:
+    """The widest type that the bytes [blocks, width] of all layers can be viewed as.
+
+    torch's kernels gather numbers, whatever their width.
+    """
+    widths = [part for each in stored for part in (each.shape[1], each.storage_offset())]
+    return {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[math.gcd(8, *widths)]
 
 
 def _pin(memory: Tensor) -> None:

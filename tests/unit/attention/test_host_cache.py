@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,11 +16,18 @@ from tgi_cli.attention.spec import KVSpec
 BLOCKS, SLOTS = 12, 9
 
 
-def filled(dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> PagedAttention:
+SPECS = [KVSpec(2, 8), KVSpec(1, 16), KVSpec(1, 12, value_dim=4, values_in_keys=True)]
+
+
+def filled(
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None = None,
+    specs: Sequence[KVSpec] = SPECS,
+    block_size: int = 4,
+) -> PagedAttention:
     """A cache whose layers differ in width, with random bytes."""
     cpu = torch.device("cpu")
-    specs = [KVSpec(2, 8), KVSpec(1, 16), KVSpec(1, 12, value_dim=4, values_in_keys=True)]
-    attention = create_attention("torch", specs, 4, dtype, cpu, cache_dtype=cache_dtype)
+    attention = create_attention("torch", specs, block_size, dtype, cpu, cache_dtype=cache_dtype)
     attention.allocate(BLOCKS)
     generator = torch.Generator().manual_seed(1)
     for cache in attention.stored:
@@ -56,6 +63,24 @@ def test_blocks_come_back_elsewhere(
     found = {block: content(attention, block) for block in (0, 1, 7)}
     assert found == {0: before[11], 1: before[0], 7: before[5]}
     assert set(content(attention, 2)) == {7}
+
+
+@pytest.mark.parametrize(
+    ("width", "block_size", "number"),
+    [(16, 4, torch.int64), (12, 1, torch.int32), (6, 1, torch.int16), (7, 1, torch.uint8)],
+)
+def test_bytes_are_copied_as_the_widest_numbers_that_fit(
+    width: int, block_size: int, number: torch.dtype
+) -> None:
+    attention = filled(
+        torch.bfloat16, torch.float8_e4m3fn, [KVSpec(1, 16), KVSpec(1, width)], block_size
+    )
+    cache = HostCache(attention, SLOTS)
+    assert {layer.dtype for layer in cache._layers} == {number}
+    before = content(attention, 3)
+    cache.offload([(3, 1)])
+    cache.restore([(1, 6)])
+    assert content(attention, 6) == before
 
 
 def test_the_last_copy_to_a_slot_and_to_a_block_counts() -> None:
