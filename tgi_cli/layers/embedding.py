@@ -90,7 +90,7 @@ class Embedding(Loadable):
 
     def _dequantize(self) -> None:
         assert self.quantized is not None
-        table = self.quantized.dequantize(self.dtype).to(self.device)
+        table = self.quantized.dequantize(self.dtype, self.device)
         self.weight, self.quantized = nn.Parameter(table, requires_grad=False), None
 
     def settle_quantized(self, head_weight: nn.Parameter | None, packed: object) -> None:

@@ -49,7 +49,7 @@ class QuantizationMethod(ABC):
         """
         assert layer.weight is not None
         if isinstance(weight, CodedWeight):  # the layer cannot compute with it
-            weight = weight.dequantize(layer.weight.dtype)
+            weight = weight.dequantize(layer.weight.dtype, layer.weight.device)
         layer.weight[rows].copy_(weight)
 
     @property

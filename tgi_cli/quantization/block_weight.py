@@ -72,15 +72,15 @@ class BlockWeight:
         """Codes and scales, in memory."""
         return read_blocks(self.kind, self.shape, self._whole().flatten())
 
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """[out, in]: computed in float32, then rounded to ``dtype``; some outputs at a time."""
+    def dequantize(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """As :meth:`QuantizedWeight.dequantize`; blocks are decoded where they are."""
         whole = self._whole()
-        out = torch.empty(self.shape, dtype=dtype)
+        out = torch.empty(self.shape, dtype=dtype, device=device or whole.device)
         step = max(1, _DECODED_ELEMENTS // max(1, self.shape[1]))
         for start in range(0, len(whole), step):
             rows = slice(start, start + step)
             part = replace(self, parts=(whole[rows],))
-            out[rows] = part.decode().dequantize(dtype)
+            out[rows] = part.decode().dequantize(dtype, device)
         return out
 
     def can_be_packed(self) -> bool:

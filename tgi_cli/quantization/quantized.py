@@ -98,8 +98,10 @@ class Quantized(QuantizationMethod):
         dense = [matrix for _, matrix in matrices if isinstance(matrix, Tensor)]
         if len(dense) == len(matrices):
             if dense:  # else it is an output head that shares the embedding's weight
+                # Some may be plain in the checkpoint, and still be in the host's memory.
+                dense = [matrix.to(self.device) for matrix in dense]
                 whole = dense[0] if len(dense) == 1 else torch.cat(dense)
-                layer.weight = nn.Parameter(whole.to(self.device), requires_grad=False)
+                layer.weight = nn.Parameter(whole, requires_grad=False)
             self.plain.process_after_loading(layer)
             return
         products = [
@@ -123,7 +125,7 @@ class Quantized(QuantizationMethod):
         """The kernel's matrix, or the dense weight for a reason."""
         if isinstance(matmul, str):
             self.dequantized[matmul] += 1
-            return weight.dequantize(self.dtype)
+            return weight.dequantize(self.dtype, self.device)
         self.kernels[matmul.kernel] += 1
         if isinstance(matmul, CppMatmul):
             self.quantizes_activations |= matmul.quantizes_activations

@@ -80,23 +80,32 @@ class QuantizedWeight:
             lambda tensor: torch.nn.functional.pad(tensor, (0, 0, 0, rows - len(tensor)))
         )
 
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """[out, in]: computed in float32, then rounded to ``dtype``."""
-        out = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
+    def dequantize(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """[out, in]: computed in float32, then rounded to ``dtype``; some outputs at a time.
+
+        Args:
+            dtype: of the result.
+            device: computes it. Default: that of the codes.
+        """
+        if device is None or self.codes.is_meta:
+            device = self.codes.device
+        out = torch.empty(self.shape, dtype=dtype, device=device)
         if out.is_meta:
             return out
+        groups, table = self.groups.to(device), self.table
+        table = None if table is None else table.to(device)
         step = max(1, _DEQUANTIZED_ELEMENTS // max(1, self.shape[1]))
         for start in range(0, self.shape[0], step):
             part = self[start : start + step]
-            if part.table is None:
-                values = part.codes.float()
+            codes, scales = part.codes.to(device), part.scales.to(device)
+            if table is None:
+                values = codes.float()
             else:
-                values = part.table.index_select(0, part.codes.flatten().int())
-                values = values.view(part.shape)
+                values = table.index_select(0, codes.flatten().int()).view(part.shape)
             zeros: Tensor | float = self.default_zero
             if part.zeros is not None:
-                zeros = part.zeros.index_select(1, self.groups)
-            values = values.sub_(zeros).mul_(part.scales.index_select(1, self.groups))
+                zeros = part.zeros.to(device).index_select(1, groups)
+            values = values.sub_(zeros).mul_(scales.index_select(1, groups))
             out[start : start + step].copy_(values)
         return out
 

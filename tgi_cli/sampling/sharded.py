@@ -42,9 +42,8 @@ class ShardedGreedy:
         own = self._find(logits)
         ids = (own.token_ids + self._first).int()
         numbers = (ids, own.peaks.view(torch.int32), own.log_sums.view(torch.int32))
-        # [N, shards, 3]
-        all_numbers = self._shard.all_gather(torch.stack(numbers, dim=1)).unflatten(1, (-1, 3))
-        ids, peaks, log_sums = all_numbers.unbind(2)
+        gathered = self._shard.all_gather(torch.stack(numbers, dim=1)).view(len(ids), -1, 3)
+        ids, peaks, log_sums = gathered.unbind(2)  # [N, shards] each
         peaks, log_sums = peaks.view(torch.float32), log_sums.view(torch.float32)
         winner = peaks.argmax(dim=1, keepdim=True)  # of equal ones the first: the lowest ids
         peak = peaks.gather(1, winner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -287,6 +288,31 @@ def test_plain_weights_are_quantized_as_they_come(kernels: str) -> None:
     assert (codes.dequantize(torch.float32) - dense.float()).abs().max() < dense.abs().max() / 250
     assert near(layer(x), x, codes.dequantize(torch.float32), torch.full((96,), 0.5))
     assert layer.weight is None
+
+
+def test_weights_are_dequantized_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the host, whose cores take seconds for what a GPU takes milliseconds for."""
+    made: list[Tensor] = []
+    dequantize = QuantizedWeight.dequantize
+
+    def noted(*given: Any) -> Tensor:
+        made.append(dequantize(*given))
+        return made[-1]
+
+    monkeypatch.setattr(QuantizedWeight, "dequantize", noted)
+    parts = {
+        "q": random_codes(64, 128, zeros=True),
+        "k": torch.randn(32, 128),
+        "v": random_codes(32, 128, mixed=True),
+    }
+    device = torch.device("meta")
+    layer = filled(Quantized(torch.float32, device), parts, 128)
+    assert [(each.shape, each.device) for each in made] == [
+        ((64, 128), device),
+        ((32, 128), device),
+    ]
+    assert layer.weight is not None
+    assert (layer.weight.shape, layer.weight.device) == ((128, 128), device)
 
 
 def test_dequantized_weights_are_reported_once_per_reason() -> None:
