@@ -275,6 +275,22 @@ def test_the_vocabulary_can_be_left_out(tmp_path: Path) -> None:
             read_gguf(whole.path, vocabulary=False)
 
 
+def test_texts_are_read_in_pieces_of_any_size(tmp_path: Path) -> None:
+    words = [f"word {number}" for number in range(40_000)] + ["", "\u00e9" * 300_000, "last"]
+    data = array(STRING, len(words), b"".join(map(text, words)))
+    keys = [
+        key("tokenizer.ggml.tokens", ARRAY, data),
+        key("a.words", ARRAY, data),
+        key("a.number", UINT32, struct.pack("<I", 7)),
+    ]
+    content = header([ARCHITECTURE, *keys], [("a", (32,), 8, 0)], data=34)
+    whole = read(tmp_path / "model.gguf", content)
+    assert whole.metadata["tokenizer.ggml.tokens"] == words
+    file = read_gguf(whole.path, vocabulary=False)
+    assert file.metadata == {"general.architecture": "llama", "a.words": words, "a.number": 7}
+    assert file.tensors == whole.tensors
+
+
 def test_a_number_that_cannot_be_a_part(tmp_path: Path) -> None:
     with pytest.raises(CorruptFileError, match="a part which cannot be") as error:
         shard_paths(tmp_path / "m-00004-of-00003.gguf")
