@@ -73,7 +73,9 @@ def write_model_folder(
     """
     for shard in file.shards:
         (target / shard.with_suffix(".gguf").name).symlink_to(shard.resolve())
-    _write_json(target / "config.json", model_config(file))
+    config_json = model_config(file)
+    _require_rows(file, config_json["vocab_size"])
+    _write_json(target / "config.json", config_json)
     source = tokenizer or companions
     given = set(companion_names(source)) if source is not None else set()
     if tokenizer is not None and not given & set(_VOCABULARIES):
@@ -125,6 +127,16 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
         if math.isfinite(value):
             config[name] = value
     return config
+
+
+def _require_rows(file: GGUFFile, rows: int) -> None:
+    """Require an embedding for each token: ids beyond it could not be served."""
+    count = len(file.values("tokenizer.ggml.tokens", str))
+    if count > rows:
+        raise CorruptFileError(
+            f"{file.path} has {count} tokens, and embeddings of {rows}",
+            "download another file of the model",
+        )
 
 
 def _require_same_vocabulary(file: GGUFFile, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ from tgi_cli.errors import (
     TgiError,
     UnsupportedModelError,
 )
+from tgi_cli.gguf.model_folder import write_model_folder
+from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.gguf.values import Value
 from tgi_cli.gguf.writer import write_gguf
 from tgi_cli.hub import resolve_model
@@ -252,6 +255,17 @@ def test_a_tokenizer_can_be_forced(hub: HubServer, data: bytes, tmp_path: Path) 
         resolve_model("org/m", tokenizer=str(tmp_path))
     with pytest.raises(ConfigError, match="--tokenizer-name applies to GGUF files"):
         resolve_model("org/base", tokenizer="org/base")
+
+
+def test_a_token_without_an_embedding_is_an_error(tmp_path: Path) -> None:
+    metadata = spm_metadata()
+    file = read_gguf(llama_gguf(tmp_path / "m.gguf", metadata))
+    tokens = file.values("tokenizer.ggml.tokens", str)
+    longer = {"tokenizer.ggml.tokens": [*tokens, "new"]}
+    why = f"has {len(tokens) + 1} tokens, and embeddings of {len(tokens)}"
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CorruptFileError, match=why):
+        write_model_folder(replace(file, metadata={**file.metadata, **longer}), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
