@@ -8,6 +8,7 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tokenizers import (
@@ -141,6 +142,8 @@ def _sentencepiece(file: GGUFFile, tokens: GGUFTokens) -> Tokenizer:
     scores = file.values("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens.texts):
         raise no_tokenizer_error(file, "has no scores of tokens")
+    if any(map(math.isnan, scores)):
+        raise no_tokenizer_error(file, "has scores of tokens that are no numbers")
     normal = {
         text: score
         for text, score, kind in zip(tokens.texts, scores, tokens.types, strict=True)

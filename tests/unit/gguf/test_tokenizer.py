@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 from collections.abc import Mapping
@@ -201,6 +202,7 @@ def test_a_complete_tokenizer_json_in_the_file_is_used(tmp_path: Path) -> None:
         (demo_metadata(tokens=None), "no tokenizer"),
         (spm_metadata(scores=None), "no scores"),
         (spm_metadata(scores=[-1000.0] * len(SPM_TOKENS)), "the same score"),
+        (spm_metadata(scores=[math.nan] * len(SPM_TOKENS)), "no numbers"),
         (spm_metadata(tokens=["a", "a"], token_type=[1, 1]), "a token twice"),
         (spm_metadata(tokens=["a", "b" * 2000], token_type=[1, 1]), "token of 2000 characters"),
         (
