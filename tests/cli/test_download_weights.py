@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.gguf_models import llama_gguf
 from tests.tools.hub_server import HubServer, Stall
 from tests.unit.hub.conftest import model, weights
 
@@ -57,6 +58,15 @@ def test_stdout_is_the_path_only(hub: HubServer, tmp_path: Path) -> None:
 
     quiet = run(hub, tmp_path, str(path), "--quiet")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, f"{path}\n", "")
+
+
+def test_a_tag_names_the_gguf_file_that_is_fetched(hub: HubServer, tmp_path: Path) -> None:
+    content = llama_gguf(tmp_path / "made.gguf").read_bytes()
+    hub.add("org/g", {"m-Q4_K_M.gguf": content, "m-Q8_0.gguf": content, "mmproj-F16.gguf": content})
+    done = run(hub, tmp_path, "org/g:q8_0")
+    assert done.returncode == 0, done.stderr
+    assert hub.fetched() == {"m-Q8_0.gguf"}
+    assert (Path(done.stdout.removesuffix("\n")) / "m-Q8_0.gguf").read_bytes() == content
 
 
 def test_json_output_makes_the_log_json(hub: HubServer, tmp_path: Path) -> None:

@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from tests.tools.gguf_files import quantized
-from tgi_cli.gguf.tensor_types import TENSOR_TYPES
+from tests.unit.gguf.test_model_config import LLAMA, encoded
+from tests.unit.gguf.test_reader import header
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.gguf.reader import read_gguf
+from tgi_cli.gguf.tensor_types import INTEGERS, TENSOR_TYPES
 from tgi_cli.kernels.linear import linear, rows, unpack
 from tgi_cli.kernels.packed_matrix import PackedMatrix
+from tgi_cli.models.gguf_weights import gguf_tensors
 from tgi_cli.quantization.gguf import LAYOUTS, read_blocks
 from tgi_cli.quantization.matmul import CppMatmul, make_matmul
 
@@ -86,6 +91,34 @@ def test_golden_blocks() -> None:
         found = weight.dequantize(torch.float32).numpy()
         tolerance = 1e-6 * np.abs(wanted).max() if name in WITH_MINIMA else 0
         np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=0, err_msg=name)
+
+
+NOT_SERVED = sorted(
+    number
+    for number, kind in TENSOR_TYPES.items()
+    if kind.name.startswith("IQ") and kind.name not in LAYOUTS
+)
+"""Types whose codes stand for vectors."""
+
+
+@pytest.mark.parametrize("number", NOT_SERVED)
+def test_codebooks_are_refused_by_name(number: int, tmp_path: Path) -> None:
+    kind = TENSOR_TYPES[number]
+    keys = [encoded("general.architecture", "llama")]
+    keys += [encoded(f"llama.{name}", value) for name, value in LLAMA.items()]
+    tensors = [("token_embd.weight", (256, 2), number, 0)]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header(keys, tensors, data=2 * kind.size))
+    why = rf"token_embd\.weight is {kind.name} \[2, 256\], which is not supported"
+    with pytest.raises(UnsupportedModelError, match=why) as caught:
+        gguf_tensors(read_gguf(path))
+    assert "Q4_K" in caught.value.remedy
+
+
+def test_every_codebook_is_known() -> None:
+    names = {TENSOR_TYPES[number].name for number in NOT_SERVED}
+    assert names == {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
+    assert LAYOUTS.keys() > INTEGERS
 
 
 def test_every_type_that_has_codes_is_known_to_the_gguf_package() -> None:
