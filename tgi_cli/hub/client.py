@@ -58,17 +58,24 @@ class HubEnvironment:
         from huggingface_hub import constants, get_token
 
         token = _first_set("HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-        cache = _first_set("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
-        if cache is None and (home := _first_set("HF_HOME")):
-            cache = str(Path(home) / "hub")
         return cls(
             endpoint=(_first_set("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/"),
             token=token or get_token(),
-            cache=Path(os.path.expandvars(cache or constants.HF_HUB_CACHE)).expanduser(),
+            cache=cache_folder(),
             offline=_is_true("HF_HUB_OFFLINE") or _is_true("TRANSFORMERS_OFFLINE"),
             timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
             prefer_xet=_is_true("HF_XET_HIGH_PERFORMANCE") and not _is_true("HF_HUB_DISABLE_XET"),
         )
+
+
+def cache_folder() -> Path:
+    """huggingface_hub's cache folder. Reading the other settings imports its HTTP client."""
+    from huggingface_hub import constants
+
+    cache = _first_set("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+    if cache is None and (home := _first_set("HF_HOME")):
+        cache = str(Path(home) / "hub")
+    return Path(os.path.expandvars(cache or constants.HF_HUB_CACHE)).expanduser()
 
 
 def _is_true(name: str) -> bool:

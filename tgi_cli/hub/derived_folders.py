@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from tgi_cli.hub.cache import disk_error, file_lock
-from tgi_cli.hub.client import HubEnvironment
+from tgi_cli.hub.client import cache_folder
 
 logger = logging.getLogger(__name__)
 
 
 def beside_cache(name: str) -> Path:
     """A folder of ours next to the hub's cache, on the disk that the user chose for models."""
-    return HubEnvironment.read().cache.absolute().parent / name
+    return cache_folder().absolute().parent / name
 
 
 def files_key(paths: Iterable[Path], *words: str) -> str:
