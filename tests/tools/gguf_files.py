@@ -19,12 +19,14 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.tools import gguf_late_families
+from tests.tools import gguf_late_families, gguf_transformers_families
 from tests.tools.gguf_late_families import Part, put
 from tgi_cli.gguf.model_config import model_config
 from tgi_cli.gguf.reader import read_gguf
 
-ARCHITECTURES = gguf_late_families.ARCHITECTURES | {
+ARCHITECTURES = {
+    **gguf_late_families.ARCHITECTURES,
+    **gguf_transformers_families.ARCHITECTURES,
     "bamba": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "falcon": gguf.MODEL_ARCH.FALCON,
     "gemma": gguf.MODEL_ARCH.GEMMA,
@@ -35,6 +37,7 @@ ARCHITECTURES = gguf_late_families.ARCHITECTURES | {
     "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
@@ -57,7 +60,10 @@ ARCHITECTURES = gguf_late_families.ARCHITECTURES | {
 }
 """By ``model_type``."""
 
-_PERMUTED = ("llama", "mixtral", "granite", "granitemoehybrid", "bamba", "smollm3")
+_PERMUTED = (
+    *("llama", "mixtral", "granite", "granitemoe", "granitemoehybrid", "bamba", "smollm3"),
+    *gguf_transformers_families.PERMUTED,
+)
 _GEMMAS = (
     *("gemma", "gemma2", "gemma3_text"),
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
@@ -206,8 +212,9 @@ def _renamed(raw: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[
     found: dict[str, list[Part]] = {}
     for name in sorted(tensors, key=_in_numerical_order):
         tensor = tensors[name]
-        late = gguf_late_families.parts_of(raw, name, tensor)
-        for theirs, part in late or _parts(raw, name, tensor):
+        own = gguf_late_families.parts_of(raw, name, tensor)
+        own = own or gguf_transformers_families.parts_of(raw, name, tensor)
+        for theirs, part in own or _parts(raw, name, tensor):
             known = theirs.startswith("blk.")
             new = theirs if known else names.get_name(theirs, try_suffixes=(".weight", ".bias"))
             assert new is not None, (name, theirs)
@@ -222,13 +229,15 @@ def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[
         return _parts_of_gpt_oss(name, tensor)
     if kind == "llama4_text" and ".experts." in name:
         return _parts_of_llama4(name, tensor)
-    if kind in ("granitemoehybrid", "bamba") and ("_linear" in name or ".mamba." in name):
+    if kind in ("granitemoe", "granitemoehybrid", "bamba") and (
+        "_linear" in name or ".mamba." in name
+    ):
         return _parts_of_granite(raw, name, tensor)
     if ".experts." in name:
         before, _, rest = name.partition(".experts.")
         _, _, module = rest.partition(".")
         stack = f"{before}.experts.{module}"
-        if kind in ("mixtral", "lfm2_moe"):
+        if kind in ("mixtral", "lfm2_moe", "minimax_m2"):
             stack = stack.replace("model.layers", "layers")
             stack = stack.replace("block_sparse_moe", "feed_forward")
         return [(stack, Part(name, stacked=True))]
@@ -489,9 +498,10 @@ def _add_keys(
         writer.add_sliding_window(window)
     if kind in ("gemma3_text", "olmo3"):
         writer.add_sliding_window_pattern([each == "sliding_attention" for each in types])
-    if experts := first("num_local_experts", "num_experts"):
+    counts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    if experts := first(*counts):
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(raw["num_experts_per_tok"])
+        writer.add_expert_used_count(first("num_experts_per_tok", "moe_k"))
         if (size := raw.get("moe_intermediate_size")) is not None:
             writer.add_expert_feed_forward_length(size)
         if (size := raw.get("shared_expert_intermediate_size")) is not None:
@@ -509,5 +519,7 @@ def _add_keys(
     ):
         if raw.get(key) is not None:
             add(raw[key])
+    if kind in gguf_transformers_families.ARCHITECTURES:
+        gguf_transformers_families.add_keys(writer, raw)
     writer.add_eos_token_id(2)
     writer.add_bos_token_id(1)

@@ -93,6 +93,24 @@ def granite_hybrid(keys: ArchitectureKeys) -> Config:
     )
 
 
+def granite_moe(keys: ArchitectureKeys) -> Config:
+    """Granite 3 with experts: Granite 4 without states and, mostly, without a shared expert."""
+    has_shared = keys.has_tensor("blk.0.ffn_down_shexp.weight")
+    return (
+        llama_shape(keys)
+        | granite_factors(keys)
+        | {
+            "model_type": "granitemoehybrid",
+            "layer_types": ["attention"] * keys.num_layers,
+            "position_embedding_type": "rope",
+            "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+            "shared_intermediate_size": shared_expert_size(keys) if has_shared else 0,
+            "num_local_experts": experts(keys),
+            "num_experts_per_tok": keys.whole("expert_used_count"),
+        }
+    )
+
+
 def _bamba(keys: ArchitectureKeys, kinds: list[int]) -> Config:
     scales = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
     factor = partial_rotary(keys)["partial_rotary_factor"]

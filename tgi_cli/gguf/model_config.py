@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.gguf import gpt_configs, hybrid_configs
+from tgi_cli.gguf import gpt_configs, hybrid_configs, transformers_configs
 from tgi_cli.gguf.config_parts import (
     Config,
     expert_size,
@@ -49,6 +49,7 @@ def model_config(file: GGUFFile) -> Config:
         "vocab_size": vocab_size,
         "tie_word_embeddings": not keys.has_tensor("output.weight"),
         "dtype": _dtype(file),
+        "pad_token_id": None,  # or transformers' default, which may be beyond the vocabulary
         "quantization_config": {"quant_method": METHOD},
     }
     for role in ("bos", "eos", "padding"):
@@ -277,40 +278,59 @@ def _gpt_oss(keys: ArchitectureKeys) -> Config:
 
 
 ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
+    "arcee": ("ArceeForCausalLM", transformers_configs.arcee),
+    "chatglm": ("GlmForCausalLM", transformers_configs.glm),
+    "cohere2": ("Cohere2ForCausalLM", transformers_configs.cohere2),
+    "command-r": ("CohereForCausalLM", transformers_configs.cohere),
     "deepseek2": ("DeepseekV2ForCausalLM", deepseek),
     "deepseek32": ("DeepseekV32ForCausalLM", deepseek32),
+    "dots1": ("Dots1ForCausalLM", transformers_configs.dots1),
+    "ernie4_5": ("Ernie4_5ForCausalLM", transformers_configs.ernie),
+    "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", transformers_configs.ernie_moe),
+    "exaone4": ("Exaone4ForCausalLM", transformers_configs.exaone4),
     "falcon": ("FalconForCausalLM", gpt_configs.falcon),
     "gemma": ("GemmaForCausalLM", _gemma),
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
     "gemma3": ("Gemma3ForCausalLM", _gemma3),
     "gemma3n": ("Gemma3nForCausalLM", gemma3n),
     "gemma4": ("Gemma4ForCausalLM", gemma4),
+    "glm4": ("Glm4ForCausalLM", transformers_configs.glm4),
+    "glm4moe": ("Glm4MoeForCausalLM", transformers_configs.glm4_moe),
     "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
     "gpt2": ("GPT2LMHeadModel", gpt_configs.gpt2),
     "gptneox": ("GPTNeoXForCausalLM", gpt_configs.gpt_neox),
     "granite": ("GraniteForCausalLM", _granite),
     "granitehybrid": ("GraniteMoeHybridForCausalLM", hybrid_configs.granite_hybrid),
+    "granitemoe": ("GraniteMoeHybridForCausalLM", hybrid_configs.granite_moe),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", transformers_configs.hunyuan),
     "kimi-linear": ("KimiLinearForCausalLM", kimi_linear),
     "lfm2": ("Lfm2ForCausalLM", hybrid_configs.lfm2),
     "lfm2moe": ("Lfm2MoeForCausalLM", hybrid_configs.lfm2),
     "llama": ("LlamaForCausalLM", _llama),
     "llama4": ("Llama4ForCausalLM", _llama4),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", transformers_configs.minimax_m2),
+    "mistral3": ("MistralForCausalLM", transformers_configs.ministral3),
+    "nemotron": ("NemotronForCausalLM", transformers_configs.nemotron),
     "nemotron_h": ("NemotronHForCausalLM", hybrid_configs.nemotron),
     "nemotron_h_moe": ("NemotronHForCausalLM", hybrid_configs.nemotron),
+    "olmo": ("OlmoForCausalLM", transformers_configs.olmo),
     "olmo2": ("Olmo2ForCausalLM", _olmo),
+    "olmoe": ("OlmoeForCausalLM", transformers_configs.olmoe),
+    "phi2": ("PhiForCausalLM", transformers_configs.phi),
     "phi3": ("Phi3ForCausalLM", _phi3),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),
     "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
     "qwen2vl": ("Qwen2ForCausalLM", _qwen2),
     "qwen3": ("Qwen3ForCausalLM", _qwen3),
-    "qwen3moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
-    "qwen3vl": ("Qwen3ForCausalLM", _qwen3),
-    "qwen3vlmoe": ("Qwen3MoeForCausalLM", _qwen3_moe),
     "qwen35": ("Qwen3_5ForCausalLM", hybrid_configs.qwen35),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", hybrid_configs.qwen35),
+    "qwen3moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
     "qwen3next": ("Qwen3NextForCausalLM", hybrid_configs.qwen3_next),
+    "qwen3vl": ("Qwen3ForCausalLM", _qwen3),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", _qwen3_moe),
     "seed_oss": ("SeedOssForCausalLM", _seed_oss),
     "smollm3": ("SmolLM3ForCausalLM", _smollm3),
+    "stablelm": ("StableLmForCausalLM", transformers_configs.stablelm),
     "starcoder": ("GPTBigCodeForCausalLM", gpt_configs.gpt2),
     "starcoder2": ("Starcoder2ForCausalLM", gpt_configs.starcoder2),
 }

@@ -29,7 +29,7 @@ class FileModule:
     columns: tuple[int, ...] = ()
     """The order of equal stretches of inputs, if it differs."""
     numbers: Callable[[Any], Any] | None = None
-    """Converts numbers, in float32."""
+    """Converts numbers other than biases, in float32."""
     transposed: bool = False
     bare: bool = False
     """Whether the family's tensor has no suffix."""

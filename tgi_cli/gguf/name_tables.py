@@ -28,6 +28,16 @@ from tgi_cli.gguf.name_parts import (
     neighbours_apart,
     with_fused,
 )
+from tgi_cli.gguf.transformers_names import (
+    ernie_moe_names,
+    glm4_moe_names,
+    glm_names,
+    hunyuan_names,
+    minimax_names,
+    nemotron4_names,
+    phi_names,
+    stablelm_names,
+)
 
 
 def _llama_names(keys: ArchitectureKeys) -> NameTable:
@@ -65,7 +75,7 @@ def _phi3_names(keys: ArchitectureKeys) -> NameTable:
 
 
 def _post_norm_names(keys: ArchitectureKeys) -> NameTable:
-    """OLMo 2 and Seed-OSS."""
+    """OLMo 2, Seed-OSS and EXAONE 4."""
     block = dict(BLOCKS) | {
         "post_attention_norm": FileModule("post_attention_layernorm"),
         "post_ffw_norm": FileModule("post_feedforward_layernorm"),
@@ -156,33 +166,48 @@ def _gpt_oss_names(keys: ArchitectureKeys) -> NameTable:
 
 
 _TABLES: dict[str, Callable[[ArchitectureKeys], NameTable]] = {
+    "arcee": _rotated_names,
+    "chatglm": glm_names,
     "deepseek2": deepseek_names,
     "deepseek32": deepseek_names,
+    "dots1": glm4_moe_names,
+    "ernie4_5-moe": ernie_moe_names,
+    "exaone4": _post_norm_names,
     "falcon": _falcon_names,
     "gemma": gemma_names,
     "gemma2": gemma_names,
     "gemma3": gemma_names,
     "gemma3n": gemma3n_names,
     "gemma4": gemma4_names,
+    "glm4": glm_names,
+    "glm4moe": glm4_moe_names,
     "gpt-oss": _gpt_oss_names,
     "gpt2": _gpt2_names,
     "gptneox": _gpt_neox_names,
     "granite": _rotated_names,
     "granitehybrid": granite_hybrid_names,
+    "granitemoe": granite_hybrid_names,
+    "hunyuan-dense": hunyuan_names,
     "kimi-linear": kimi_linear_names,
     "lfm2": lfm2_names,
     "lfm2moe": lfm2_names,
     "llama": _rotated_names,
     "llama4": _llama4_names,
+    "minimax-m2": minimax_names,
+    "mistral3": _rotated_names,
+    "nemotron": nemotron4_names,
     "nemotron_h": nemotron_names,
     "nemotron_h_moe": nemotron_names,
+    "olmo": _rotated_names,
     "olmo2": _post_norm_names,
+    "phi2": phi_names,
     "phi3": _phi3_names,
     "qwen35": qwen35_names,
     "qwen35moe": qwen35_names,
     "qwen3next": qwen3_next_names,
     "seed_oss": _post_norm_names,
     "smollm3": _rotated_names,
+    "stablelm": stablelm_names,
     "starcoder": _gpt2_names,
     "starcoder2": _starcoder2_names,
 }

@@ -82,6 +82,7 @@ def weight_views(file: GGUFFile) -> Iterator[WeightView]:
 def _all_views(keys: ArchitectureKeys) -> Iterator[WeightView]:
     names = name_table(keys)
     joined = {module.joined[0] for module in names.block.values() if module.joined}
+    drafts = range(keys.num_layers, keys.whole("block_count"))
     for tensor in keys.file.tensors.values():
         if _UNUSED.fullmatch(tensor.name):
             continue
@@ -92,11 +93,12 @@ def _all_views(keys: ArchitectureKeys) -> Iterator[WeightView]:
             prefix = ""
         else:
             layer, path, suffix = int(match[1]), match[2], match[3] or ""
-            if layer >= keys.num_layers:
-                continue  # drafts only
+            if layer in drafts:
+                continue
             if path in joined:
                 continue  # with another
-            module = names.block.get(path)
+            # Layers beyond the stated number keep their names, and are found to be too many.
+            module = names.block.get(path) if layer < drafts.start else None
             prefix = f"{names.layers}.{layer}."
             old = _OLD_EXPERT.fullmatch(path)
             if module is None and old is not None and f"{old[1]}_exps" in names.block:
@@ -145,7 +147,7 @@ def _views(
                 size * row_bytes,
                 part.rows,
                 part.columns,
-                part.numbers,
+                None if suffix == "bias" else part.numbers,
                 part.transposed,
                 final,
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from tests.benchmarks.adversary.checkpoints import Case, field_paths, field_writer
@@ -23,6 +23,9 @@ from tgi_cli.gguf.tokenizer import read_tokenizer
 from tgi_cli.gguf.writer import TensorSource, write_gguf
 from tgi_cli.models.config import ModelConfig, read_config
 from tgi_cli.models.registry import model_facts
+
+if TYPE_CHECKING:
+    from tests.parity.cases import Case as ParityCase
 
 VALUES: dict[str, Callable[[], str]] = {
     **{
@@ -78,15 +81,17 @@ def subjects(parts: list[str]) -> Iterator[Subject]:
             make = partial(make_miniature, case)
             yield Subject("families", name, make, generate, partial(_config_cases, known))
     if "gguf" in parts:
+        from tests.parity.cases import CASES
         from tests.parity.test_gguf import FAMILIES
+        from tests.parity.test_gguf_transformers import CASES as OTHERS
         from tests.tools.gguf_models import demo_metadata, spm_metadata
 
         tokenizers = (("byte-level BPE", demo_metadata), ("SentencePiece", spm_metadata))
         for name, metadata in tokenizers:
             make_vocabulary = partial(_vocabulary, metadata())
             yield Subject("gguf", name, make_vocabulary, generate, partial(_gguf_cases, known))
-        for name in FAMILIES:
-            make_gguf = partial(_gguf_family, name)
+        for name, case in ({name: CASES[name] for name in FAMILIES} | OTHERS).items():
+            make_gguf = partial(_gguf_family, case)
             yield Subject("gguf", name, make_gguf, generate, partial(_gguf_cases, known))
     if "images" in parts:
         from tests.tools.image_models import IMAGE_MODELS, write_image_model
@@ -197,13 +202,12 @@ def _vocabulary(metadata: Mapping[str, Value], folder: Path) -> None:
     llama_gguf(folder / GGUF, metadata)
 
 
-def _gguf_family(name: str, folder: Path) -> None:
-    from tests.parity.cases import CASES
+def _gguf_family(case: ParityCase, folder: Path) -> None:
     from tests.tools.gguf_files import write_gguf as write_miniature
     from tests.tools.miniatures import make_miniature, write_byte_tokenizer
 
     plain = folder.with_name(f"{folder.name}-plain")
-    write_miniature(make_miniature(CASES[name], plain), folder)
+    write_miniature(make_miniature(case, plain), folder)
     (folder / "config.json").unlink()  # it is made of the file
     write_byte_tokenizer(folder)
 

@@ -63,6 +63,23 @@ def test_what_is_not_needed_and_what_is_not_known(tmp_path: Path) -> None:
     assert found.keys() == {"model.embed_tokens.weight", "blk.0.new.weight"}
 
 
+def test_layers_beyond_the_stated_number_keep_their_names(tmp_path: Path) -> None:
+    """So that they are unexpected: a number that is too small would make another model."""
+    keys = LLAMA | {"nextn_predict_layers": 1}
+    names = ("blk.0.ffn_up.weight", "blk.1.ffn_up.weight", "blk.2.ffn_up.weight")
+    found = views(tmp_path, "llama", keys, *((name, (64, 96)) for name in names))
+    expected = {"model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"}
+    assert found.keys() == expected | {"blk.2.ffn_up.weight"}
+
+
+def test_a_norm_that_is_stored_as_one_more_has_its_own_bias(tmp_path: Path) -> None:
+    names = ("blk.0.attn_norm.weight", "blk.0.attn_norm.bias", "output_norm.weight")
+    found = views(tmp_path, "nemotron", LLAMA, *((name, (64,)) for name in names))
+    assert found["model.layers.0.input_layernorm.weight"].numbers is not None
+    assert found["model.norm.weight"].numbers is not None
+    assert found["model.layers.0.input_layernorm.bias"].numbers is None
+
+
 def test_convolutions_and_decays_with_dimensions_of_1(tmp_path: Path) -> None:
     tensors = [("blk.0.ssm_conv1d_q.weight", (4, 1, 64, 1)), ("blk.0.ssm_a", (1, 4, 1, 1))]
     found = views(tmp_path, "kimi-linear", LLAMA, *tensors)

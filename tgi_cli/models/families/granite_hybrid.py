@@ -1,6 +1,7 @@
 """Granite 4 (https://huggingface.co/ibm-granite): Mamba-2 layers, a few with attention.
 
-Granite 3's factors; experts with a shared one, or that one alone.
+Granite 3's factors; experts with a shared one, or that one alone. GGUF files of Granite 3 with
+experts are read as this without states and without a shared expert.
 """
 
 from __future__ import annotations
@@ -48,9 +49,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
         raise config.invalid("'logits_scaling' is 0")
-    ssm = granite_mamba(config, norm.eps)
     mixers: dict[str, Mixer] = {
-        "linear_attention": ssm,
         "full_attention": AttentionSpec(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -62,17 +61,25 @@ def read(config: ModelConfig) -> DecoderSpec:
         ),
     }
     kinds = ["linear_attention"] * config.positive("num_hidden_layers")
+    kinds = config_fields.layer_kinds(config, kinds, ("linear_attention", "full_attention"))
+    mamba: dict[str, Any] = {}
+    if "linear_attention" in kinds:
+        ssm = granite_mamba(config, norm.eps)
+        mixers["linear_attention"], mamba = ssm, mamba_modules(ssm, "mamba")
     activation = config_fields.activation(config)
-    shared = config.positive("shared_intermediate_size")
+    has_experts = config.get("num_local_experts", int) != 0
+    shared = 0
+    if not has_experts or config.get("shared_intermediate_size", int) != 0:
+        shared = config.positive("shared_intermediate_size")
     mlp: MLPSpec | MoESpec = MLPSpec(intermediate_size=shared, activation=activation)
-    if config.get("num_local_experts", int):
+    if has_experts:
         mlp = MoESpec(
             num_experts=config.positive("num_local_experts"),
             top_k=config.positive("num_experts_per_tok"),
             intermediate_size=config.positive("intermediate_size"),
             activation=activation,
             router="topk_softmax",
-            shared_intermediate_size=shared,
+            shared_intermediate_size=shared or None,
         )
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
@@ -86,14 +93,14 @@ def read(config: ModelConfig) -> DecoderSpec:
                 mlp_norm=norm,
                 residual_scale=config.get("residual_multiplier", float),
             )
-            for kind in config_fields.layer_kinds(config, kinds, tuple(mixers))
+            for kind in kinds
         ),
         final_norm=norm,
         ropes=(config_fields.rope(config, head_dim, context),) if rotated else (),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.get("embedding_multiplier", float),
         logit_scale=1 / logits_scaling,
-        source=_source(config, shared, mamba_modules(ssm, "mamba")),
+        source=_source(config, shared, mamba),
     )
 
 

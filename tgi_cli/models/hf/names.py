@@ -22,8 +22,9 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from tgi_cli.gguf.weight_names import weight_views
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.weight_files import file_header, weight_files
+from tgi_cli.models.weight_files import file_header, gguf_headers, weight_files
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.detect import detect_format
 
@@ -99,8 +100,12 @@ def _converted(
 def stored_names(config: ModelConfig) -> list[str]:
     """Names of all tensors of a checkpoint; empty without weights.
 
-    A quantized weight counts as one tensor.
+    A quantized weight counts as one tensor. Those of a GGUF file have the names that the
+    architecture's checkpoints have elsewhere.
     """
+    if config.is_gguf:
+        file = gguf_headers(config.path)
+        return [] if file is None else [view.name for view in weight_views(file)]
     names = [
         name
         for file, listed in weight_files(config.path).items()
