@@ -20,6 +20,11 @@ import triton
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 MATRIX = ("HMMA", "HGMMA", "IMMA", "QMMA", "QGMMA", "OMMA", "UTCHMMA", "UTCQMMA", "DMMA")
 """Instructions of tensor cores."""
+GLOBAL = ("LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG", "UBLKCP", "UTMALDG")
+"""Instructions that read or write global memory."""
+FETCH, WAIT, SIGNAL = "CCTL", "ACQBULK", "PREEXIT"
+"""Those that fetch a line into the second-level cache, wait for the kernel before, and let the next
+one begin."""
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 _LABEL = re.compile(r"\s*(\.L_\w+):")
@@ -84,6 +89,13 @@ def code_of(kernel: Any) -> Code:
         opcodes["STL"] + opcodes["LDL"],
         innermost_loop(listing),
     )
+
+
+def opcodes_of(kernel: Any) -> list[str]:
+    """The opcodes of a compiled kernel of Triton's, in the order of their addresses."""
+    with _cubin_of(kernel) as path:
+        listing = _tool("nvdisasm", "-c", path)
+    return [opcode for opcode, _ in _instructions(listing.splitlines())]
 
 
 @contextmanager

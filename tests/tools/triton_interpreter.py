@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
 
 
@@ -19,6 +21,23 @@ class _Kept:
 
     def restore(self) -> None:
         pass
+
+
+def dot(_: Any, a: Any, b: Any, sums: Any, *__: object) -> Any:
+    """A product as a GPU makes it, to replace ``InterpreterBuilder.create_dot`` in tests.
+
+    The interpreter would take bfloat16's bits for integers. In float64, so that rounding hides the
+    order of a sum: OpenBLAS sums up a row of float32 in an order that depends on the number of rows
+    on some processors, which tensor cores do not.
+    """
+    a_data, b_data = (
+        (factor.data.astype(np.uint32) << 16).view(np.float32)
+        if factor.dtype.scalar == tl.bfloat16
+        else factor.data
+        for factor in (a, b)
+    )
+    total = np.matmul(a_data, b_data, dtype=np.float64) + sums.data
+    return interpreter.TensorHandle(total.astype(sums.data.dtype), sums.dtype.scalar)
 
 
 def replace_once() -> None:

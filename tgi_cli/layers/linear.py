@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.quantization.block_weight import CodedWeight
+from tgi_cli.quantization.few_rows import FewRows
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraLayer
@@ -43,6 +44,8 @@ class LinearBase(Loadable):
     paired = False
     """Whether the outputs are a gate's and then as many that it gates: they may then be packed
     side by side, so that one kernel can compute both and their product."""
+    few_rows: FewRows | None = None
+    """Products with few rows on a GPU, as measured at warm-up."""
 
     def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()

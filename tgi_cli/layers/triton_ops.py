@@ -2,7 +2,9 @@
 
 Tensors are of bfloat16, float16 or float32, contiguous in their last dimension; computed is in
 float32. No launch waits for the device, and its grid depends on shapes alone: a CUDA graph can
-hold them. The language: https://triton-lang.org/main/python-api/triton.language.html
+hold them. Norms and gates, which products follow, let these begin to fetch their weights
+(:mod:`tgi_cli.device.dependent_launch`). The language:
+https://triton-lang.org/main/python-api/triton.language.html
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tgi_cli.attention.triton_cache import how_to_read, narrowed
+from tgi_cli.device.dependent_launch import signal_dependents
 from tgi_cli.device.triton_launch import cached_launches
 
 
@@ -36,6 +39,7 @@ def _norm_kernel(
     CENTER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> None:
+    signal_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -304,20 +308,14 @@ def norm_rotate_write(
 
 
 FORMULAS = {
-    "silu": "silu",
+    **{name: name for name in ("silu", "relu", "relu2", "tanh", "sigmoid", "gelu", "quick_gelu")},
     "swish": "silu",
-    "relu": "relu",
-    "relu2": "relu2",
-    "tanh": "tanh",
-    "sigmoid": "sigmoid",
-    "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
 }
 """What the kernel calls an activation."""
 
@@ -332,6 +330,7 @@ def _gated_kernel(
     BLOCK: tl.constexpr,
     FORMULA: tl.constexpr,
 ) -> None:
+    signal_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

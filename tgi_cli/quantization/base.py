@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization.block_weight import CodedWeight
+from tgi_cli.quantization.few_rows import FewRows
 
 
 class LinearWeights(Protocol):
@@ -21,12 +22,14 @@ class LinearWeights(Protocol):
         packed: the form of the weight that the kernels take, or None.
         exempt: whether plain weights are not quantized as they are loaded.
         paired: whether the outputs are a gate's and then as many that it gates.
+        few_rows: how the weight is multiplied with few rows, if not as with many.
     """
 
     weight: nn.Parameter | None
     packed: Tensor | PackedMatrix | None
     exempt: bool
     paired: bool
+    few_rows: FewRows | None
 
 
 class QuantizationMethod(ABC):

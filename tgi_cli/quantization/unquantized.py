@@ -91,4 +91,6 @@ class Unquantized(QuantizationMethod):
         if layer.packed is not None:
             return onednn_linear(x, layer.packed, bias)
         assert layer.weight is not None
+        if layer.few_rows is not None and layer.few_rows.takes(len(x)):
+            return layer.few_rows.product(x, layer.weight, bias)
         return linear(x, layer.weight, bias)

@@ -37,6 +37,7 @@ from tgi_cli.worker.sizing.memory import (
     out_of_memory_as_error,
     release_unused_memory,
 )
+from tgi_cli.worker.sizing.product_choice import choose_products
 from tgi_cli.worker.speculation.load import Target, load_drafter
 from tgi_cli.worker.worker import LoadedModel, ModelWorker
 
@@ -184,6 +185,8 @@ def make_worker(
         if value is not None:
             _require_blocks_alone(flag, model, drafter is not None)
     release_unused_memory(device)
+    with out_of_memory_as_error(LOAD_REMEDY):
+        choose_products(model, dtype, device, shard)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
         set_threads(default_threads(model.weight_bytes, shard.local_size))

@@ -16,6 +16,8 @@ from tests.benchmarks.compiled.gpus import Work
 from tests.tools.tiled_weights import KINDS, empty_weight
 from tgi_cli.kernels.sample import Draw
 from tgi_cli.quantization.tiled_weight import ExpertRows
+from tgi_cli.quantization.triton_dense import BLOCK_K, BLOCK_N, few_rows_product
+from tgi_cli.quantization.triton_dense import tile_of as dense_tile_of
 from tgi_cli.quantization.triton_product import tile_of, triton_product
 from tgi_cli.quantization.triton_quantize import quantize_rows
 from tgi_cli.sampling.triton_sampler import triton_sample
@@ -24,11 +26,14 @@ BF16 = torch.bfloat16
 FP8_INPUTS = "e4m3 with e4m3"
 FP8_CAPABILITY = 89
 """The first one with tensor cores for fp8: what rounds activations is not launched on others."""
+EARLY_CAPABILITY = 90
+"""The first one that begins kernels early."""
 
 
 def weight_cases() -> Iterator[Case]:
     """Cases of each kernel."""
     yield from _products()
+    yield from _dense_products()
     yield from _experts()
     yield Case("products", "a row of 4096 to e4m3", _rounding)
     yield from _samplers()
@@ -52,6 +57,28 @@ def _products() -> Iterator[Case]:
         for rows in (1, 32, 64, 4096):
             run, work = partial(product, kind, rows), partial(_work, kind, rows)
             yield Case("products", f"{kind}, {rows} rows", run, work)
+
+
+def _dense_products() -> Iterator[Case]:
+    """Of few rows; begun before the kernel before has ended where a GPU can."""
+
+    def product(rows: int, outputs: int, inputs: int, capability: int) -> None:
+        x, weight = torch.empty(rows, inputs, dtype=BF16), torch.empty(outputs, inputs, dtype=BF16)
+        few_rows_product(x, weight, None, dependent=capability >= EARLY_CAPABILITY)
+
+    def work(rows: int, capability: int) -> dict[str, Work]:
+        block_m, _ = dense_tile_of(rows)
+        turn = Work((block_m + BLOCK_N) * BLOCK_K * 2, 2 * block_m * BLOCK_N * BLOCK_K)
+        return {"_few_rows_kernel": turn}
+
+    for name, outputs, inputs in (
+        ("Llama 3 8B's gates", 28672, 4096),
+        ("Llama 3 8B's attention", 4096, 4096),
+        ("gpt-oss' attention", 2880, 4096),
+    ):
+        for rows in (1, 32, 64):
+            run = partial(product, rows, outputs, inputs)
+            yield Case("products", f"{name} in bf16, {rows} rows", run, partial(work, rows))
 
 
 def _experts() -> Iterator[Case]:

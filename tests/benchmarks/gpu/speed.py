@@ -18,6 +18,7 @@ import torch
 from tests.benchmarks.gpu import engine, trace
 from tests.benchmarks.gpu.device import synchronize
 from tests.benchmarks.gpu.engine import Workload, decode_steps, play, prefill_seconds
+from tests.benchmarks.gpu.products import product_rows
 from tests.benchmarks.gpu.sections import Call, Section, Worker
 from tgi_cli.engine.metrics import StepStats
 from tgi_cli.models import load_model, read_config, weight_filling
@@ -188,6 +189,12 @@ def _sampled(call: Call) -> list[dict[str, Any]]:
             row[f"{name}, step ms"] = 1e3 * got.step
         rows.append(row)
     return rows
+
+
+def _products(call: Call) -> list[dict[str, Any]]:
+    if not call.large:
+        return []  # the ways to compute them are a GPU's
+    return product_rows(call, _worker(call)[0].model)
 
 
 def _ladder(call: Call) -> list[dict[str, Any]]:
@@ -441,6 +448,7 @@ SECTIONS = (
     Section("decode", _decode, 25, 120),
     Section("skewed", _skewed, 10, 60),
     Section("sampled", _sampled, 20, 60),
+    Section("products", _products, 15, 60),
     Section("ladder", _ladder, 10, 60),
     Section("prefill", _prefill, 15, 60),
     Section("arrivals", _arrivals, 40, 120),

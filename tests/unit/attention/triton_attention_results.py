@@ -11,14 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton.runtime import interpreter
 
 from tests.tools.paged_run import make_metadata
+from tests.tools.triton_interpreter import dot
 from tests.unit.attention.workload import last_of
 from tgi_cli.attention import (
     AttentionMetadata,
@@ -57,22 +56,6 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         make = tiles.Hardware
         monkeypatch.setattr(tiles, "Hardware", lambda: make(processors=2))
         monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
-
-
-def dot(_: Any, a: Any, b: Any, sums: Any, *__: object) -> Any:
-    """A product as a GPU makes it: the interpreter would take bfloat16's bits for integers.
-
-    In float64, so that rounding hides the order of a sum: OpenBLAS sums up a row of float32 in an
-    order that depends on the number of rows on some processors, which tensor cores do not.
-    """
-    a_data, b_data = (
-        (factor.data.astype(np.uint32) << 16).view(np.float32)
-        if factor.dtype.scalar == tl.bfloat16
-        else factor.data
-        for factor in (a, b)
-    )
-    total = np.matmul(a_data, b_data, dtype=np.float64) + sums.data
-    return interpreter.TensorHandle(total.astype(sums.data.dtype), sums.dtype.scalar)
 
 
 class Workload:

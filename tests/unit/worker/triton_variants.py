@@ -21,16 +21,20 @@ from tests.tools.triton_stub import StubGPU, stub_gpu
 from tests.unit.worker.fakes import CPU
 from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.attention import create_attention
+from tgi_cli.device.distributed import ALONE
 from tgi_cli.engine.step import NO_EXTRAS, NewRow, OptionalOutputs, RowImage, Step, TokenAppend
 from tgi_cli.layers.triton_grouped import triton_grouped_linear
 from tgi_cli.layers.triton_lora import add_
 from tgi_cli.layers.triton_sort import sort_pairs
 from tgi_cli.models import load_model, model_facts, read_config
+from tgi_cli.quantization.few_rows import MAX_CLASS, FewRows, rows_class
 from tgi_cli.quantization.tiled_weight import ExpertRows
+from tgi_cli.quantization.triton_dense import few_rows_product
 from tgi_cli.quantization.triton_product import triton_product
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
+from tgi_cli.worker.sizing.product_choice import dense_layers
 from tgi_cli.worker.sizing.profile_steps import add_row, with_slots
 from tgi_cli.worker.sizing.variants import powers_of_two, variant_steps
 from tgi_cli.worker.upload import Uploader
@@ -54,6 +58,9 @@ MODELS: dict[str, torch.dtype | None] = {
 }
 """Experts, states, windows and images whose tokens see each other, latents, sinks; with the dtype
 of the cache."""
+
+OWN_PRODUCTS = {each: each % 3 > 0 for each in range(MAX_CLASS + 1) if each != 3}
+"""Classes of rows that our kernel multiplies with dense weights, and whether it begins early."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,9 @@ def warm(request: Any, tmp_path_factory: Any) -> Iterator[Warm]:
         folder = make_checkpoint(replace(case, values=longer(case.values)), folder, seed=3)
     config = read_config(folder)
     model = load_model(config, torch.float16, CPU, load_format="dummy")
+    for layers in dense_layers(model, ALONE).values():
+        for layer in layers:
+            layer.few_rows = FewRows(OWN_PRODUCTS)
     with stub_gpu() as gpu:
         attention = create_attention(
             "triton",
@@ -225,6 +235,13 @@ def product_of(kind: str, tokens: int) -> None:
     triton_product(torch.empty(tokens, 2048).half(), empty_weight(kind, 1, 4096, 2048), None)
 
 
+def dense_product_of(bias: bool, tokens: int) -> None:
+    if tokens <= 1 << MAX_CLASS:
+        x, weight = torch.empty(tokens, 520).half(), torch.empty(4096, 520).half()
+        added = weight[:, 0].contiguous() if bias else None
+        few_rows_product(x, weight, added, OWN_PRODUCTS.get(rows_class(tokens), False))
+
+
 def experts_of(kind: str, experts: int, tokens: int) -> None:
     pairs = TOP_K * tokens
     rows = ExpertRows(
@@ -256,6 +273,8 @@ PRODUCTS: dict[str, Callable[[int], None]] = {
         for kind in ("plain", "mxfp4", "int4")
         for experts in (2, 5, 7, 8, 60)
     },
+    "dense": partial(dense_product_of, False),
+    "dense, with a bias": partial(dense_product_of, True),
     **{f"adapters of rank {rank}": partial(adapters_of, rank) for rank in (8, 64)},
 }
 

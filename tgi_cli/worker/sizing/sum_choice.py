@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tgi_cli.device.distributed import Shard
 from tgi_cli.device.one_shot_sums import DTYPES, OneShotSums
-from tgi_cli.worker.graph_capture import cuda_graphs
+from tgi_cli.worker.sizing.graph_timing import graph_seconds
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ SIZES = range(11, 23)
 exchange of parts moves fewer bytes."""
 
 SUMS_PER_GRAPH = 20
-REPEATS = 5
 
 Allocate = Callable[[Shard, torch.dtype], OneShotSums]
 Seconds = Callable[[Shard, Callable[[], Tensor]], float]
@@ -57,26 +56,9 @@ def allocate(shard: Shard, dtype: torch.dtype) -> OneShotSums:
     return OneShotSums.allocate(shard.named_group(name), 1 << SIZES[-1], dtype, shard.device)
 
 
-def graph_seconds(shard: Shard, work: Callable[[], Tensor]) -> float:
+def seconds_of_sums(shard: Shard, work: Callable[[], Tensor]) -> float:
     """The least seconds of a sum in a CUDA graph of several."""
-
-    def several() -> Tensor:
-        for _ in range(SUMS_PER_GRAPH):
-            last = work()
-        return last
-
-    several()  # what is loaded at first use cannot be captured
-    graph = cuda_graphs()()
-    graph.capture(several)
-    times: list[float] = []
-    for _ in range(REPEATS + 1):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call, unused-ignore]
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return min(times[1:]) / SUMS_PER_GRAPH
+    return graph_seconds([work] * SUMS_PER_GRAPH)
 
 
 @torch.inference_mode()
@@ -84,7 +66,7 @@ def choose_sums(
     shard: Shard,
     dtype: torch.dtype,
     make: Allocate = allocate,
-    seconds: Seconds = graph_seconds,
+    seconds: Seconds = seconds_of_sums,
 ) -> None:
     """Set ``shard.one_shot``, or leave all sums to NCCL. All shards of a stage call it.
 
