@@ -98,6 +98,27 @@ def opcodes_of(kernel: Any) -> list[str]:
     return [opcode for opcode, _ in _instructions(listing.splitlines())]
 
 
+def opcodes_before(kernel: Any, opcode: str) -> list[str]:
+    """The opcodes before the first instruction of this kind, which every thread comes to.
+
+    Raises:
+        AssertionError: there is none, or a branch or an exit before it leads around it.
+    """
+    with _cubin_of(kernel) as path:
+        lines = _tool("nvdisasm", "-c", path).splitlines()
+    found = [
+        i for i, line in enumerate(lines) for name, _ in _instructions([line]) if name == opcode
+    ]
+    assert found, f"there is no {opcode}"
+    before = lines[: found[0]]
+    labels = {label[1] for line in before if (label := _LABEL.match(line))}
+    for name, line in _instructions(before):
+        target = _TARGET.search(line)
+        assert name != "EXIT", line
+        assert target is None or target[1] in labels, line
+    return [name for name, _ in _instructions(before)]
+
+
 @contextmanager
 def _cubin_of(kernel: Any) -> Iterator[str]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

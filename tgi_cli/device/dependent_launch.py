@@ -24,6 +24,11 @@ A signal orders nothing, and has no effect unless the next kernel is launched so
 signal at its beginning, before it has written its results. Kernels of libraries that are launched
 so have to wait by themselves in any case, since the end of a program counts as its signal.
 
+Programs of the next kernel may already have what is left of a multiprocessor when a kernel that has
+signalled asks for more of it: on GPUs of compute capability 10, programs take tensor memory for
+products as they run, and keep it while they wait. So a kernel that multiplies matrices does not
+signal.
+
 CUDA graphs keep such launches as edges of their own kind when they are captured. None of this has
 run on a GPU.
 """

@@ -32,9 +32,8 @@ from triton.language.extra.cuda import gdc_wait
 
 from tgi_cli.device.dependent_launch import fetch_lines
 from tgi_cli.device.triton_launch import cached_launches
-from tgi_cli.quantization.few_rows import MAX_CLASS
 
-MAX_ROWS = 1 << MAX_CLASS
+MAX_ROWS = 64
 BLOCK_N = 64
 BLOCK_K = 128
 MAX_SPLITS = 16

@@ -74,7 +74,7 @@ def _dense_products() -> Iterator[Case]:
     for name, outputs, inputs in (
         ("Llama 3 8B's gates", 28672, 4096),
         ("Llama 3 8B's attention", 4096, 4096),
-        ("gpt-oss' attention", 2880, 4096),
+        ("gpt-oss' queries and keys", 5120, 2880),
     ):
         for rows in (1, 32, 64):
             run = partial(product, rows, outputs, inputs)

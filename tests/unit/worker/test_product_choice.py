@@ -33,8 +33,9 @@ ERRORS: dict[Way, Callable[[Tensor], Tensor]] = {}
 def gated_product(layer: LinearBase, way: Way, gates: Tensor) -> Tensor:
     gate, up = gates.chunk(2, -1)
     assert layer.weight is not None
-    product = linear(torch.nn.functional.silu(gate) * up, layer.weight, layer.bias)
-    return ERRORS.get(way, lambda right: right)(product)
+    product: Tensor = linear(torch.nn.functional.silu(gate) * up, layer.weight, layer.bias)
+    error = ERRORS.get(way)
+    return product if error is None else error(product)
 
 
 @pytest.fixture(autouse=True)

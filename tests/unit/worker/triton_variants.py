@@ -26,7 +26,7 @@ from tgi_cli.engine.step import NO_EXTRAS, NewRow, OptionalOutputs, RowImage, St
 from tgi_cli.layers.triton_grouped import triton_grouped_linear
 from tgi_cli.layers.triton_lora import add_
 from tgi_cli.layers.triton_sort import sort_pairs
-from tgi_cli.models import load_model, model_facts, read_config
+from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.quantization.few_rows import MAX_CLASS, FewRows, rows_class
 from tgi_cli.quantization.tiled_weight import ExpertRows
 from tgi_cli.quantization.triton_dense import few_rows_product
@@ -34,7 +34,7 @@ from tgi_cli.quantization.triton_product import triton_product
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.sizing.product_choice import dense_layers
+from tgi_cli.worker.sizing.product_choice import dense_layers, gated_product
 from tgi_cli.worker.sizing.profile_steps import add_row, with_slots
 from tgi_cli.worker.sizing.variants import powers_of_two, variant_steps
 from tgi_cli.worker.upload import Uploader
@@ -92,10 +92,8 @@ def warm(request: Any, tmp_path_factory: Any) -> Iterator[Warm]:
         folder = make_checkpoint(replace(case, values=longer(case.values)), folder, seed=3)
     config = read_config(folder)
     model = load_model(config, torch.float16, CPU, load_format="dummy")
-    for layers in dense_layers(model, ALONE).values():
-        for layer in layers:
-            layer.few_rows = FewRows(OWN_PRODUCTS)
     with stub_gpu() as gpu:
+        choose_own_products(model)
         attention = create_attention(
             "triton",
             model.kv_specs,
@@ -117,6 +115,17 @@ def warm(request: Any, tmp_path_factory: Any) -> Iterator[Warm]:
         for step in variant_steps(LIMITS, NUM_BLOCKS, spans):
             run(warm, step)
         yield warm
+
+
+def choose_own_products(model: CausalLM) -> None:
+    """Choose them for all dense layers, after each was launched, as to be measured."""
+    for layers in dense_layers(model, ALONE).values():
+        weight = layers[0].weight
+        assert weight is not None
+        for each, early in OWN_PRODUCTS.items():
+            gated_product(layers[0], early, weight.new_zeros(1 << each, 2 * weight.shape[1]))
+        for layer in layers:
+            layer.few_rows = FewRows(OWN_PRODUCTS)
 
 
 def longer(values: Mapping[str, Any]) -> Mapping[str, Any]:
