@@ -14,14 +14,17 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tests.tools.checkpoints import make_llama
+from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers import Build, ColumnParallelLinear, Projection, ReplicatedLinear
 from tgi_cli.layers.linear import LinearBase
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.quantization import Unquantized
 from tgi_cli.quantization.few_rows import FewRows
+from tgi_cli.worker import factory
 from tgi_cli.worker.sizing import product_choice
 from tgi_cli.worker.sizing.product_choice import Way, choose_products, dense_layers, fastest
+from tgi_cli.worker.worker import ModelWorker
 
 pytest.importorskip("triton", reason="Triton is for Linux on x86-64")
 
@@ -203,6 +206,18 @@ def test_nothing_is_measured_without_our_kernels(
         monkeypatch.setattr(product_choice, name, value)
     choose_products(model, dtype, device, ALONE, never)
     assert all(layer.few_rows is None for layer in model.modules() if isinstance(layer, LinearBase))
+
+
+def test_a_loaded_model_is_measured_before_its_worker_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Any] = []
+    monkeypatch.setattr(factory, "choose_products", lambda *given: measured.append(given))
+    serve = ServeConfig(model_id="tiny", dtype="bfloat16", max_total_tokens=64)
+    worker, _ = factory.load_worker(serve, make_llama(tmp_path))
+    assert isinstance(worker, ModelWorker)
+    worker.close()
+    assert measured == [(worker.model, torch.bfloat16, CPU, ALONE)]
 
 
 def test_layers_that_all_shards_have_whole_are_cublas() -> None:
