@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.peers.contestant import Setup
-from tests.benchmarks.peers.machine import description, memory
+from tests.benchmarks.peers.machine import description
+from tests.benchmarks.peers.process_memory import memory
 from tests.benchmarks.peers.tgi import Tgi
 from tests.benchmarks.step import decodes
 from tests.tools.checkpoints import SHAPES, make_llama, write_tokenizer

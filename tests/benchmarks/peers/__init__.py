@@ -14,6 +14,9 @@ process of their own without HTTP, as the tables show. The CPU share of other pr
 is measured with each figure. If it exceeds ``--foreign``, the figure is measured again, the attempt
 with the lowest share counts, and a star marks it if that is still too high. Speed never decides.
 
+Memory is physical: pages that the processes of a contestant share count once (Pss), in the peak
+from its start on as well as after the waves. Files with results have resident sizes (RSS), too.
+
 ``--long`` measures prompts of 128 to 8192 tokens and the decode speed after them. ``--quantized``
 uses weights of 4 and 8 bits instead of bf16: ours with activations of 8 bits, the default, and of
 16 where the name says so. ``--gguf`` compares with llama.cpp alone, on the same GGUF files.

@@ -86,43 +86,6 @@ def process_ticks(stat: str) -> int:
     return sum(int(field) for field in fields[11:15])
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Memory of a process and its descendants, in MB (10^6 bytes).
-
-    Attributes:
-        peak: sum of the peak resident sizes, with shared pages counted for each process.
-        resident: sum of the current resident sizes, likewise.
-        proportional: sum of the proportional sizes (Pss), with shared pages counted once.
-    """
-
-    peak: float
-    resident: float
-    proportional: float
-
-
-def memory(pid: int) -> Memory:
-    """Measure the memory of a process tree."""
-    peak = resident = proportional = 0
-    for process in descendants(pid):
-        try:
-            status = Path(f"/proc/{process}/status").read_text()
-            rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
-        except OSError:  # it has exited
-            continue
-        peak += _kilobytes(status, "VmHWM")
-        resident += _kilobytes(status, "VmRSS")
-        proportional += _kilobytes(rollup, "Pss")
-    return Memory(*(kilobytes * 1024 / 1e6 for kilobytes in (peak, resident, proportional)))
-
-
-def _kilobytes(text: str, key: str) -> int:
-    for line in text.splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1])
-    return 0
-
-
 def read_bandwidth(python: Path) -> tuple[float, float]:
     """Return the memory read bandwidth of all cores in bytes per second, and the foreign share.
 

@@ -47,7 +47,7 @@ def serving_figures(columns: Sequence[Column]) -> list[Figure]:
         if column.new == 1:
             found.append(Figure(f"{column.name}.prefill", f"prefill tok/s, {column.prompt}"))
     found.append(Figure("memory.peak", "peak MB", 0, False))
-    found.append(Figure("memory.resident", "after MB", 0, False))
+    found.append(Figure("memory.after", "after MB", 0, False))
     found.append(Figure("start.seconds", "start s", 1, False))
     return found
 

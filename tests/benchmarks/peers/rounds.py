@@ -6,13 +6,15 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.benchmarks.peers.columns import Column
 from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setup, Wave
-from tests.benchmarks.peers.machine import Clock, memory
+from tests.benchmarks.peers.machine import Clock
+from tests.benchmarks.peers.process_memory import Memory, PeakMemory, memory
 from tests.tools.checkpoints import FIRST_WORD
+from tgi_cli.process.resident_memory import release_file_pages
 
 PREPARATION = "preparation"  # the stage before the columns
 WARM_NEW = 8
@@ -28,7 +30,9 @@ class Results:
         values: one value per round, by contestant and figure. Figures are named
             ``COLUMN.FIGURE``: ``rate`` is output tokens per second, ``decode`` the same without
             the first token, ``prefill`` prompt tokens per second, ``ttft`` and ``token`` (between
-            tokens) are in ms; ``memory.FIGURE`` is in MB; ``start.seconds`` is until it is ready.
+            tokens) are in ms; ``start.seconds`` is until it is ready. ``memory.FIGURE`` is in MB:
+            ``peak`` and ``after`` the waves count shared pages once (Pss), ``peak_resident`` and
+            ``resident`` for each process (RSS).
         foreign: likewise, the CPU share of other programs (0 to 1) by contestant and column.
         failures: error message by contestant and column or stage.
     """
@@ -126,27 +130,49 @@ class Run:
         skipped = self._rules.skipped
         columns = [one for one in self._columns if f"{contestant.name}:{one.name}" not in skipped]
         for group in contestant.visits(columns):
-            names = "+".join(column.name for column in group)
-            self._print_line(f"{contestant.name}: starting for {names}")
-            began = time.monotonic()
-            try:
-                running = contestant.start(model, Setup.of(group), log)
-            except (Failure, OSError) as error:
-                self.fail(contestant, names, error)
-                continue
-            self.results.add(contestant.name, {"start.seconds": time.monotonic() - began})
-            try:
-                for column in group:
-                    self._column(contestant, running, column, number)
-                if running.process.poll() is None:
-                    used.append(asdict(memory(running.process.pid)))
-            finally:
-                running.close()
+            release_file_pages()  # of this process, which shares libraries with contestants
+            with PeakMemory() as peak:
+                last = self._visit_group(contestant, model, group, log, number)
+            if last is not None:
+                highest = max(peak.megabytes, last.proportional)
+                used.append(
+                    {
+                        "peak": highest,
+                        "after": last.proportional,
+                        "peak_resident": last.peak_resident,
+                        "resident": last.resident,
+                    }
+                )
         if used:
-            highest = {key: max(use[key] for use in used) for key in used[0]}
+            most = {key: max(use[key] for use in used) for key in used[0]}
             self.results.add(
-                contestant.name, {f"memory.{key}": value for key, value in highest.items()}
+                contestant.name, {f"memory.{key}": value for key, value in most.items()}
             )
+
+    def _visit_group(
+        self,
+        contestant: Contestant,
+        model: Path,
+        group: Sequence[Column],
+        log: Path,
+        number: int,
+    ) -> Memory | None:
+        """Measure some columns in one process; returns its memory after them if it still runs."""
+        names = "+".join(column.name for column in group)
+        self._print_line(f"{contestant.name}: starting for {names}")
+        began = time.monotonic()
+        try:
+            running = contestant.start(model, Setup.of(group), log)
+        except (Failure, OSError) as error:
+            self.fail(contestant, names, error)
+            return None
+        self.results.add(contestant.name, {"start.seconds": time.monotonic() - began})
+        try:
+            for column in group:
+                self._column(contestant, running, column, number)
+            return memory(running.process.pid) if running.process.poll() is None else None
+        finally:
+            running.close()
 
     def _column(
         self, contestant: Contestant, running: Running, column: Column, number: int

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.benchmarks.peers.client import events
 from tests.benchmarks.peers.columns import Column, long_contexts, serving
 from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setup, Wave
 from tests.benchmarks.peers.llama_cpp import LlamaCpp
+from tests.benchmarks.peers.process_memory import PeakMemory, memory
 from tests.benchmarks.peers.report import Report, ratio, slope, spread
 from tests.benchmarks.peers.rounds import Results, Rules, Run, figures, in_turn, prompts
 from tests.benchmarks.peers.weights import cache_bytes, decoded_bytes
@@ -54,10 +56,48 @@ def test_descendants_and_their_memory() -> None:
         while len(machine.descendants(child.pid)) < 2:
             assert child.poll() is None
         assert child.pid in machine.descendants(os.getpid())
-        used = machine.memory(child.pid)
-        assert used.peak >= used.resident >= used.proportional > 1
+        used = memory(child.pid)
+        assert used.peak_resident >= used.resident >= used.proportional > 1
     finally:
         child.communicate(b"\n")
+
+
+def test_pages_of_several_processes_count_once_in_the_peak(tmp_path: Path) -> None:
+    """A parent and three children share 64 MB; then the parent has 32 MB of its own for a while."""
+    code = f"""
+import os
+shared = bytearray(os.urandom(1 << 20)) * 64
+reading, writing = os.pipe()
+for _ in range(3):
+    if os.fork() == 0:
+        os.close(writing)
+        os.read(reading, 1)  # until the parent ends
+        os._exit(0)
+own = bytearray(os.urandom(1 << 20)) * 32
+open({str(tmp_path / "peak")!r}, "w").close()
+input()
+del own
+open({str(tmp_path / "after")!r}, "w").close()
+input()
+"""
+    with PeakMemory() as peak:
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+        assert child.stdin is not None
+        try:
+            for name, reached in (("peak", 95), ("after", 0)):
+                while not (tmp_path / name).exists() or peak.megabytes < reached:
+                    assert child.poll() is None
+                    time.sleep(0.05)
+                if name == "peak":
+                    child.stdin.write(b"\n")
+                    child.stdin.flush()
+            after = memory(child.pid)
+        finally:
+            child.kill()
+            child.wait()
+    assert 96 < peak.megabytes < 200
+    assert 64 < after.proportional < peak.megabytes - 25
+    assert after.resident > 4 * 64
 
 
 def test_events_are_read_across_parts_at_the_time_of_their_end() -> None:
@@ -254,7 +294,9 @@ def test_failures_discard_only_their_own_figures(tmp_path: Path) -> None:
         "broken": {"c1+c2": "does not start"},
     }
     assert results.values["works"]["c2.rate"] == [5.0]
-    assert results.values["works"]["memory.peak"][0] > 0
+    used = {key: results.values["works"][f"memory.{key}"][0] for key in ("peak", "after")}
+    assert used["peak"] >= used["after"] > 0
+    assert results.values["works"]["memory.resident"][0] > used["after"]
     assert any("does not start" in line for line in lines)
 
 
