@@ -1,6 +1,13 @@
 """``python -m tgi_cli`` is ``tgi``."""
 
-from tgi_cli.cli.main import main
+import sys
 
 if __name__ == "__main__":
-    main()
+    from tgi_cli.cli import server_part
+
+    if server_part.is_server_part(sys.argv[1:]):
+        server_part.main()
+    else:
+        from tgi_cli.cli.main import main
+
+        main()

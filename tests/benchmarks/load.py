@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.tools.store_server import StoreServer
-from tgi_cli.hub import resolve_model
+from tgi_cli.hub.resolve import resolve_model
 
 _OURS = """
 from tgi_cli.models import load_model, read_config

@@ -542,3 +542,30 @@ def test_without_a_model_the_bundled_one_is_served(caplog: pytest.LogCaptureFixt
         config, path = locate(ServeConfig(model_id=""))
     assert (config.model_id, path) == (demo.MODEL_ID, demo.model_path())
     assert "bundled" in caplog.text
+
+
+def test_the_parts_of_a_server_do_not_import_the_parser_of_commands() -> None:
+    code = """
+import sys
+from tgi_cli.cli import server_part
+import tgi_cli.model_server.config, tgi_cli.model_server.main
+import tgi_cli.router.config, tgi_cli.router.server
+print(*sorted({"typer", "jinja2", "importlib.metadata", "tgi_cli.hub.resolve"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_command_lines_of_the_parts_of_a_server() -> None:
+    from tgi_cli.cli.server_part import is_server_part
+
+    assert is_server_part(["router", "org/model", "--config-fd=7"])
+    assert is_server_part(["model-server", "org/model", "--config-fd=7", "--json-output"])
+    for others in (
+        [],
+        ["serve", "org/model", "--config-fd=7"],
+        ["router", "org/model"],
+        ["router", "org/model", "--config-fd", "7"],
+        ["router", "org/model", "--config-fd=x"],
+    ):
+        assert not is_server_part(others)

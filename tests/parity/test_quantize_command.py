@@ -78,7 +78,7 @@ def test_interrupted_before_anything_was_done(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tgi_cli.hub.resolve_model", stop)
+    monkeypatch.setattr("tgi_cli.quantize.command.resolve_model", stop)
     assert run(["quantize", "someone/model", str(tmp_path / "out")]) == ExitCode.INTERRUPTED
     assert "nothing was made" in capsys.readouterr().err
 

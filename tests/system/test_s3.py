@@ -18,7 +18,7 @@ from tests.tools.cutting_proxy import CuttingProxy
 from tests.tools.server_process import free_ports, poll, stop
 from tgi_cli import demo
 from tgi_cli.errors import CorruptFileError
-from tgi_cli.hub import resolve_model
+from tgi_cli.hub.resolve import resolve_model
 
 obstore = pytest.importorskip("obstore")
 

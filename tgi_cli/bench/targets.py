@@ -186,11 +186,12 @@ def _tokenizer(
 
 def _local(name: str, revision: str) -> LocalTokenCounter:
     """The tokenizer of a folder, a model id or the bundled model. Raises HubError, ModelError."""
-    from tgi_cli import demo, hub
+    from tgi_cli import demo
+    from tgi_cli.hub.resolve import resolve_model
 
     if name == demo.MODEL_ID:
         return LocalTokenCounter.load(demo.model_path(), name)
     folder = Path(name).expanduser()
     if not (folder / "tokenizer.json").is_file():
-        folder = hub.resolve_model(name, revision=revision or None, weights=False).path
+        folder = resolve_model(name, revision=revision or None, weights=False).path
     return LocalTokenCounter.load(folder, name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tgi_cli.cli import setup
+from tgi_cli.cli.log_setup import set_up_logs
 from tgi_cli.cli.on_ray import run_on_ray
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
@@ -62,7 +63,7 @@ def deploy(settings: ParsedSettings) -> None:
     if settings["target"] == "ray":
         setup.prepare(settings, "ray")
         raise typer.Exit(run_on_ray(settings, own_cluster=True))
-    setup.set_up_logs("deploy", settings["logger_level"], json_output=False)
+    set_up_logs("deploy", settings["logger_level"], json_output=False)
     _refuse_flags_without_effect(settings)
     if monitoring := _MONITORING.get(settings["target"]):
         _write(settings, monitoring())

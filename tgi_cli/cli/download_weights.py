@@ -24,14 +24,15 @@ def download_weights(settings: ParsedSettings) -> None:
     Downloads what serving needs. Resumes an interrupted download; verifies sizes and checksums.
     HF_TOKEN, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_ENDPOINT apply.
     """
-    from tgi_cli import hub
+    from tgi_cli.hub.download import download_progress
+    from tgi_cli.hub.resolve import resolve_model
 
     quiet, json_output = settings["quiet"], settings["json_output"]
     setup.prepare(settings, "download", "WARNING" if quiet else settings["logger_level"])
     if not settings["model_id"] and settings["model_gguf"] is None:
         raise ConfigError("MODEL is missing", "give a model id on the hub, or a local folder")
     try:
-        model = hub.resolve_model(
+        model = resolve_model(
             settings["model_id"] or "",
             revision=settings["revision"],
             trust_remote_code=settings["trust_remote_code"],
@@ -40,7 +41,7 @@ def download_weights(settings: ParsedSettings) -> None:
             merge_lora=settings["merge_lora"],
             gguf=settings["model_gguf"],
             tokenizer=settings["tokenizer_name"],
-            progress=hub.download_progress(quiet=quiet, json_output=json_output),
+            progress=download_progress(quiet=quiet, json_output=json_output),
         )
     except KeyboardInterrupt:
         print("interrupted: run the same command again to resume", file=sys.stderr)

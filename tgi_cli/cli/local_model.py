@@ -20,12 +20,14 @@ def locate_model(config: ServeConfig, weights: bool = True) -> tuple[ServeConfig
     Raises:
         HubError, ModelError: The model is unavailable.
     """
-    from tgi_cli import demo, hub
+    from tgi_cli import demo
+    from tgi_cli.hub.download import download_progress
+    from tgi_cli.hub.resolve import resolve_model
 
     if not config.model_id and config.model_gguf is None:
         log.info("no model named: serving the bundled miniature model, %s", demo.MODEL_ID)
         return replace(config, model_id=demo.MODEL_ID, revision=None), demo.model_path()
-    model = hub.resolve_model(
+    model = resolve_model(
         config.model_id,
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
@@ -33,7 +35,7 @@ def locate_model(config: ServeConfig, weights: bool = True) -> tuple[ServeConfig
         stream=weights and config.load_format == "stream",
         gguf=config.model_gguf,
         tokenizer=config.tokenizer_name,
-        progress=hub.download_progress(json_output=config.json_output),
+        progress=download_progress(json_output=config.json_output),
     )
     return replace(config, model_id=model.model_id, revision=model.revision or None), model.path
 
@@ -47,10 +49,11 @@ def locate_adapters(config: ServeConfig) -> ServeConfig:
     """
     if not config.lora_adapters:
         return config
-    from tgi_cli import hub
+    from tgi_cli.hub.download import download_progress
+    from tgi_cli.hub.lora_files import resolve_adapters
 
-    progress = hub.download_progress(json_output=config.json_output)
-    adapters = hub.resolve_adapters(config.lora_adapters, config.model_id, progress)
+    progress = download_progress(json_output=config.json_output)
+    adapters = resolve_adapters(config.lora_adapters, config.model_id, progress)
     return replace(config, lora_adapters=tuple(map(str, adapters)))
 
 
@@ -59,10 +62,10 @@ def locate_drafter(config: ServeConfig, heads: Path | None = None) -> ServeConfi
 
     Raises as :func:`tgi_cli.models.speculators.locate.locate_drafter`, which has the arguments.
     """
-    from tgi_cli import hub
+    from tgi_cli.hub.download import download_progress
     from tgi_cli.models.speculators import locate
 
-    progress = hub.download_progress(json_output=config.json_output)
+    progress = download_progress(json_output=config.json_output)
     return locate.locate_drafter(config, progress, heads)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
@@ -13,10 +12,10 @@ import typer
 from tgi_cli.cli.commands import COMMANDS, PlainGroup
 from tgi_cli.cli.help import ProgramHelp
 from tgi_cli.cli.other_servers import command_hint, flag_hint
-from tgi_cli.errors import ExitCode, TgiError
+from tgi_cli.cli.reporting import TRACEBACK_VARIABLE, report, run_reporting
+from tgi_cli.errors import ExitCode
 from tgi_cli.version import __version__
 
-TRACEBACK_VARIABLE = "TGI_TRACEBACK"
 _ENVIRONMENT = "Every flag has an environment variable, MAX_INPUT_TOKENS for --max-input-tokens \
 and so on. Flags override variables, variables override the file of --config."
 _OWN_FLAGS = ("-h", "--help", "-V", "--version", "--traceback")
@@ -99,36 +98,28 @@ def run(
     wanted = next((word for word in words if not word.startswith("-")), None)
     names = [] if wanted is None else [wanted]
     command = typer.main.get_command(application(*names))
-    try:
-        status = command.main(
-            args=words,
-            prog_name="tgi",
-            standalone_mode=False,
-            default_map=defaults,
-            obj=program,
-        )
-    except TgiError as error:
-        _report(error.cause, error.remedy, words)
-        return int(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout has exited: discard what is still buffered.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILURE
-    except _ClickError as error:
-        known = any(entry.name == wanted for entry in COMMANDS)
-        path = f"tgi {wanted}" if known else "tgi"
-        cause, remedy = _usage(error, program.name if program else path)
-        if wanted and not known:
-            remedy = command_hint(wanted) or remedy
-        _report(cause, remedy, words)
-        return ExitCode.USAGE
-    except Exception as error:  # a bug: one line too
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        _report(cause, "this is a bug in tgi; `tgi --traceback ...` prints the traceback", words)
-        return ExitCode.FAILURE
-    return status if isinstance(status, int) else ExitCode.OK
+
+    def invoke() -> object:
+        try:
+            return command.main(
+                args=words,
+                prog_name="tgi",
+                standalone_mode=False,
+                default_map=defaults,
+                obj=program,
+            )
+        except typer.Abort:
+            return ExitCode.INTERRUPTED
+        except _ClickError as error:
+            known = any(entry.name == wanted for entry in COMMANDS)
+            path = f"tgi {wanted}" if known else "tgi"
+            cause, remedy = _usage(error, program.name if program else path)
+            if wanted and not known:
+                remedy = command_hint(wanted) or remedy
+            report(cause, remedy, words)
+            return ExitCode.USAGE
+
+    return run_reporting(invoke, words)
 
 
 def main() -> None:
@@ -192,29 +183,3 @@ def _usage(error: Any, program: str) -> tuple[str, str]:
             name = next(name for name in names if os.environ.get(name))
             remedy = f"it comes from the environment variable {name}; {remedy}"
     return text, remedy
-
-
-def _report(cause: str, remedy: str, arguments: list[str]) -> None:
-    """Print an error as text or as a JSON log line, after its traceback if requested.
-
-    Names and values of files, which it may quote, cannot add lines or address the terminal.
-    """
-    if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
-        traceback.print_exc()
-    if "--json-output" in arguments or os.environ.get("JSON_OUTPUT", "").lower() in ("1", "true"):
-        from tgi_cli.logging import json_line
-
-        print(json_line("ERROR", cause, remedy=remedy), file=sys.stderr, flush=True)
-        return
-    label = "error:"
-    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
-        label = f"\x1b[31m{label}\x1b[0m"
-    cause, remedy = _escaped(cause), _escaped(remedy)
-    print(f"{label} {cause}", *([f"       {remedy}"] if remedy else []), sep="\n", file=sys.stderr)
-
-
-def _escaped(text: str) -> str:
-    """A text with escapes for characters that do not print."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
 
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.server_part import run_configured_model_server, run_model_server_from
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings.setting import SERVER
 
 if TYPE_CHECKING:
-    from tgi_cli.engine.messages import EngineInfo
     from tgi_cli.model_server.config import ModelServerConfig
     from tgi_cli.model_server.grpc_service import ServiceFactory
-    from tgi_cli.tgi_grpc.model_text import ModelText
 
 
 @takes(
@@ -30,31 +28,15 @@ def model_server(settings: ParsedSettings) -> None:
 
     `tgi serve` starts a model server and a router; use this command to run them separately.
     """
-    from tgi_cli import logging
-    from tgi_cli.model_server.config import ModelServerConfig
-    from tgi_cli.model_server.main import run_model_server
-    from tgi_cli.process.cores import pin
-    from tgi_cli.process.parent_death import exit_with_parent
-    from tgi_cli.process.spawn import read_config
-
+    if settings["config_fd"] is not None:
+        run_model_server_from(settings["config_fd"])
+        return
     with contextlib.ExitStack() as stack:
-        services: list[ServiceFactory] = []
-        if settings["config_fd"] is not None:
-            config = read_config(settings["config_fd"], ModelServerConfig)
-            role = "model-server" if config.replica is None else f"model-server {config.replica}"
-            setup.set_up_logs(role, config.serve.logger_level, config.serve.json_output)
-            pin(config.cpus)
-        else:
-            setup.prepare(settings, "model-server")
-            if settings["node_rank"]:
-                raise typer.Exit(_run_node(settings))
-            services += _tcp_listener(settings)
-            config = _config(settings, stack)
-        logging.dump_on_signal()
-        if config.parent_fd is not None:
-            exit_with_parent(config.parent_fd)
-        services.append(_generate_services(config))
-        run_model_server(config, services)
+        setup.prepare(settings, "model-server")
+        if settings["node_rank"]:
+            raise typer.Exit(_run_node(settings))
+        services = _tcp_listener(settings)
+        run_configured_model_server(_config(settings, stack), services)
 
 
 def _run_node(settings: ParsedSettings) -> int:
@@ -104,21 +86,3 @@ def _tcp_listener(settings: ParsedSettings) -> list[ServiceFactory]:
         return []
     listener.claim()
     return [lambda _engine: listener]
-
-
-def _generate_services(config: ModelServerConfig) -> ServiceFactory:
-    """TGI's own services, which read the tokenizer when they are first used."""
-    from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
-    from tgi_cli.tgi_grpc.requests import Watermark
-
-    serve = config.serve
-
-    def load_text(info: EngineInfo) -> ModelText:
-        from tgi_cli.tgi_grpc.model_text import load_model_text
-
-        return load_model_text(config.model_path, serve.trust_remote_code, info)
-
-    watermark = Watermark(serve.watermark_gamma, serve.watermark_delta)
-    options = GenerateOptions(load_text, serve.shard_uds_path, watermark, serve.asks_for_drafts)
-    options.claim()
-    return partial(GenerateServices, options=options)

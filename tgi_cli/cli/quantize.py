@@ -7,9 +7,9 @@ import sys
 
 import typer
 
+from tgi_cli.cli.log_setup import set_up_logs
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
-from tgi_cli.cli.setup import set_up_logs
 from tgi_cli.config.settings.setting import QUANTIZE
 from tgi_cli.errors import ExitCode
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.server_part import run_configured_router, run_router_from
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings.setting import ROUTER
 
@@ -25,22 +26,11 @@ def router(settings: ParsedSettings) -> None:
     MODEL provides the tokenizer and the chat template. `tgi serve` starts a router and a model
     server.
     """
-    from tgi_cli import logging
-    from tgi_cli.process.parent_death import exit_with_parent
-    from tgi_cli.process.spawn import read_config
-    from tgi_cli.router.config import RouterConfig
-    from tgi_cli.router.server import run_router
-
     if settings["config_fd"] is not None:
-        config = read_config(settings["config_fd"], RouterConfig)
-        setup.set_up_logs("router", config.logger_level, config.json_output)
-    else:
-        setup.prepare(settings, "router")
-        config = _config(settings)
-    logging.dump_on_signal()
-    if config.parent_fd is not None:
-        exit_with_parent(config.parent_fd)
-    run_router(config)
+        run_router_from(settings["config_fd"])
+        return
+    setup.prepare(settings, "router")
+    run_configured_router(_config(settings))
 
 
 def _config(settings: ParsedSettings) -> RouterConfig:

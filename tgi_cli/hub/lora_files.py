@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tgi_cli.config.model_names import BASE_NAME
 from tgi_cli.errors import ConfigError, ModelError, ModelNotFoundError, OfflineError
 from tgi_cli.hub import child_process, model_files
 from tgi_cli.hub.cache import RepoCache
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 _FORMS = "the forms are: id, id@revision, name=path, name=id@revision"
 NAME_CHARACTERS = 256
 _NAME = re.compile(rf"[^\s=@,]{{1,{NAME_CHARACTERS}}}")
-BASE_NAME = "tgi"
-"""The name of the served model for TGI's clients, whatever the model is."""
 
 
 @dataclass(frozen=True, slots=True)

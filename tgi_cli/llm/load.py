@@ -19,14 +19,9 @@ from tgi_cli.engine.disk_blocks import open_disk_blocks
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.speculation import create_speculator
 from tgi_cli.errors import ConfigError
-from tgi_cli.hub import (
-    LocalModel,
-    download_progress,
-    resolve_adapter,
-    resolve_adapters,
-    resolve_model,
-)
-from tgi_cli.hub.lora_files import split_revision
+from tgi_cli.hub.download import download_progress
+from tgi_cli.hub.lora_files import resolve_adapter, resolve_adapters, split_revision
+from tgi_cli.hub.resolve import LocalModel, resolve_model
 from tgi_cli.llm.engine import InProcessEngine
 from tgi_cli.models.speculators.locate import locate_base, locate_drafter
 

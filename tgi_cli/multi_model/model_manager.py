@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from tgi_cli.config.model_names import BASE_NAME
 from tgi_cli.errors import ShardError
-from tgi_cli.hub.lora_files import BASE_NAME
 from tgi_cli.multi_model.config import ModelSpec
 from tgi_cli.multi_model.front_metrics import FrontMetrics
 from tgi_cli.multi_model.model_process import ModelProcess

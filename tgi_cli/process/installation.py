@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from tgi_cli.files import decode_json
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 _NAME = "tgi-cli"
 
@@ -21,6 +23,8 @@ def install_command(extra: str) -> str:
     It installs from where this package came from (PEP 610: a clone, a wheel, a git address), or,
     if that is gone, the packages of the extra by their names.
     """
+    from importlib.metadata import PackageNotFoundError, distribution  # servers need none of it
+
     try:
         found: Distribution | None = distribution(_NAME)
     except PackageNotFoundError:
@@ -44,6 +48,8 @@ def _requirement(found: Distribution | None, extra: str) -> str:
         return shlex.quote(f"{_NAME}[{extra}] @ {vcs['vcs']}+{url}{at}")
     if urlsplit(url).scheme != "file":
         return shlex.quote(f"{_NAME}[{extra}] @ {url}")
+    from urllib.request import url2pathname
+
     path = Path(url2pathname(urlsplit(url).path))
     if path.exists():
         editable = "-e " if origin.get("dir_info", {}).get("editable") else ""

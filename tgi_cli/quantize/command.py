@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tgi_cli import hub
 from tgi_cli.errors import ConfigError, GatedModelError, HubError, OfflineError
 from tgi_cli.hub.client import HubEnvironment, transport_errors
+from tgi_cli.hub.download import download_progress
+from tgi_cli.hub.resolve import resolve_model
 from tgi_cli.models.checkpoint_report import describe
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.quantization.algorithms.recipe import Recipe, check_recipe, default_format
@@ -101,11 +102,11 @@ def _write_gguf(options: QuantizeOptions) -> None:
 
 
 def _fetch_model(options: QuantizeOptions) -> Path:
-    return hub.resolve_model(
+    return resolve_model(
         options.model_id,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
-        progress=hub.download_progress(json_output=options.json_output),
+        progress=download_progress(json_output=options.json_output),
     ).path
 
 

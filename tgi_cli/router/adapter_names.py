@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from tgi_cli.config.model_names import BASE_NAME
 from tgi_cli.errors import ShardError
-from tgi_cli.hub.lora_files import BASE_NAME
 from tgi_cli.router.engine_restart import AdapterLoader
 from tgi_cli.router.http import errors
 from tgi_cli.rpc.interface import Adapters, EngineClient

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from tgi_cli.hub.lora_files import BASE_NAME
+from tgi_cli.config.model_names import BASE_NAME
 from tgi_cli.router.adapter_names import AdapterNames
 from tgi_cli.router.config import IMAGE_PAYLOAD, TEXT_PAYLOAD, RouterConfig
 from tgi_cli.router.engine_sleep import EngineSleep

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.files import TEXT_BYTES, FileRefusedError, read_bytes
 
 if TYPE_CHECKING:
+    import ssl
+
     import grpc
 
 _MAX_ROUNDS = 8
@@ -55,6 +56,8 @@ class TlsFiles:
 
     def context(self, server: bool) -> ssl.SSLContext:
         """Create a context of Python's own TLS, 1.2 or newer (RFC 8996). Raises ConfigError."""
+        import ssl
+
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.certificate is not None:
@@ -117,6 +120,8 @@ class TlsFiles:
 
         Found by a handshake in memory with such a peer.
         """
+        import ssl
+
         other = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if server else ssl.PROTOCOL_TLS_SERVER)
         assert self.certificate is not None
         if server:

@@ -296,7 +296,7 @@ def test_failures_discard_only_their_own_figures(tmp_path: Path) -> None:
     assert results.values["works"]["c2.rate"] == [5.0]
     used = {key: results.values["works"][f"memory.{key}"][0] for key in ("peak", "after")}
     assert used["peak"] >= used["after"] > 0
-    assert results.values["works"]["memory.resident"][0] > used["after"]
+    assert results.values["works"]["memory.resident"][0] >= used["after"]
     assert any("does not start" in line for line in lines)
 
 

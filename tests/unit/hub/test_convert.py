@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from tests.tools.hub_server import HubServer
 from tests.unit.hub.conftest import CONFIG
 from tgi_cli.errors import CorruptFileError, DiskFullError, ModelError
-from tgi_cli.hub import child_process, resolve_model
+from tgi_cli.hub import child_process
 from tgi_cli.hub.convert import convert, load_pickle, names_tied_by_class, untie
+from tgi_cli.hub.resolve import resolve_model
 
 Write = Callable[[dict[str, bytes]], Path]
 

@@ -22,8 +22,8 @@ from tgi_cli.errors import (
     ModelNotFoundError,
     OfflineError,
 )
-from tgi_cli.hub import LocalModel, download_progress, resolve_model
-from tgi_cli.hub.download import tqdm_class
+from tgi_cli.hub.download import download_progress, tqdm_class
+from tgi_cli.hub.resolve import LocalModel, resolve_model
 from tgi_cli.process.progress import ProgressReporter
 
 WEIGHTS = "model.safetensors"

@@ -32,7 +32,7 @@ from tgi_cli.gguf.model_folder import write_model_folder
 from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.gguf.values import Value
 from tgi_cli.gguf.writer import write_gguf
-from tgi_cli.hub import resolve_model
+from tgi_cli.hub.resolve import resolve_model
 from tgi_cli.text.bundle import TextBundle
 
 Q4, Q8 = "m-Q4_K_M.gguf", "m-Q8_0.gguf"

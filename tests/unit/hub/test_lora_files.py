@@ -18,8 +18,14 @@ from tgi_cli.errors import (
     ModelNotFoundError,
     OfflineError,
 )
-from tgi_cli.hub import LocalAdapter, resolve_adapter, resolve_adapters
-from tgi_cli.hub.lora_files import base_model_of, is_same_base, split_revision
+from tgi_cli.hub.lora_files import (
+    LocalAdapter,
+    base_model_of,
+    is_same_base,
+    resolve_adapter,
+    resolve_adapters,
+    split_revision,
+)
 
 TENSORS = {"base_model.model.model.layers.0.q_proj.lora_A.weight": torch.ones(2, 4)}
 FILES = {

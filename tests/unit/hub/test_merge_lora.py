@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save, save_file
 from tests.tools.hub_server import HubServer
 from tests.unit.hub.conftest import CONFIG
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
-from tgi_cli.hub import resolve_model
 from tgi_cli.hub.merge_lora import LoraAdapter, merge
+from tgi_cli.hub.resolve import resolve_model
 
 Q, V, HEAD = "model.layers.0.q_proj", "model.layers.1.v_proj", "lm_head"
 

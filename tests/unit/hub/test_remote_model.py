@@ -25,9 +25,10 @@ from tgi_cli.errors import (
     ModelNotFoundError,
     OfflineError,
 )
-from tgi_cli.hub import model_urls, parts_checksum, resolve_model
+from tgi_cli.hub import model_urls, parts_checksum
 from tgi_cli.hub import remote_folder as remote
 from tgi_cli.hub.open_remote import open_folder
+from tgi_cli.hub.resolve import resolve_model
 
 SECRET = "c2VjcmV0LWtleQ"
 FIRST, SECOND, THIRD = SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]

@@ -17,7 +17,7 @@ from tgi_cli.errors import (
     ModelError,
     ModelNotFoundError,
 )
-from tgi_cli.hub import LocalModel, resolve_model
+from tgi_cli.hub.resolve import LocalModel, resolve_model
 from tgi_cli.hub.safetensors_header import read_header
 
 Write = Callable[[dict[str, bytes]], Path]

@@ -11,7 +11,7 @@ from tests.tools.checkpoints import make_llama
 from tests.tools.hub_server import Cut, IgnoreRange, Refuse
 from tests.tools.store_server import StoreServer
 from tgi_cli.errors import ConfigError, HubError, ModelError, OfflineError
-from tgi_cli.hub import resolve_model
+from tgi_cli.hub.resolve import resolve_model
 from tgi_cli.hub.streamed_model import MARKER
 from tgi_cli.models import load_model, read_config, tensor_readers
 from tgi_cli.models.checkpoint import read_headers, read_tensor

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.process import installation
 from tgi_cli.process.installation import install_command
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +52,7 @@ def installed(
     (metadata / "INSTALLER").write_text(f"{by}\n")
     if origin is not None:
         (metadata / "direct_url.json").write_text(json.dumps(origin))
-    monkeypatch.setattr(installation, "distribution", lambda name: PathDistribution(metadata))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: PathDistribution(metadata))
 
 
 def test_from_a_clone(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tgi_cli import demo
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.gguf.tokenizer import read_tokenizer
-from tgi_cli.hub import resolve_model
+from tgi_cli.hub.resolve import resolve_model
 from tgi_cli.models.checkpoint import read_headers, read_tensor
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.quantize.gguf_blocks import q4_0, q8_0

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from tgi_cli import hub
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.speculation import speculative_model
 from tgi_cli.errors import ConfigError
+from tgi_cli.hub.resolve import resolve_model
 from tgi_cli.models.speculators.detect import base_model
 from tgi_cli.process.progress import ProgressReporter
 
@@ -69,7 +69,7 @@ def locate_drafter(
         return config
     if named is None:
         return config if heads is None else replace(config, speculative_model=str(heads))
-    model = hub.resolve_model(
+    model = resolve_model(
         named[0],
         revision=named[1],
         trust_remote_code=config.trust_remote_code,

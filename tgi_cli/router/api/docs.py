@@ -7,15 +7,17 @@ import json
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, Response
 
 from tgi_cli.router.api.openapi import document
 from tgi_cli.router.http.bodies import json_response
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
+
+if TYPE_CHECKING:
+    import jinja2
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -57,6 +59,8 @@ def _document(app: Starlette) -> dict[str, Any]:
 
 @cache
 def _template() -> jinja2.Template:
+    import jinja2  # 3 MB that serving does not need
+
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
     environment.filters["kind"] = kind

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from starlette.responses import Response
 
-from tgi_cli.hub.lora_files import BASE_NAME
+from tgi_cli.config.model_names import BASE_NAME
 from tgi_cli.router.api.openai_common import v1_endpoints
 from tgi_cli.router.api.schemas.openai_answers import Modalities, ModelCard, ModelList
 from tgi_cli.router.http import errors
