@@ -146,7 +146,7 @@ def test_they_cost_little_and_depend_on_no_other_token(
     def logits(input_bits: int, cuts: tuple[int, ...], eager: bool = False) -> Tensor:
         model = load(path, torch.bfloat16, input_bits)
         run = PagedRun(model, torch.bfloat16, None, eager=eager)
-        assert (run.program is None) == eager
+        assert (run.program is None) == (eager or "activation order" in name)
         pieces = [ids[begin:end] for begin, end in pairwise([0, *cuts, len(ids)])]
         return torch.cat([run.step({"a": piece, "b": others[:7]})["a"] for piece in pieces])
 
@@ -186,8 +186,8 @@ def test_they_are_the_same_on_two_stages(tmp_path: Path) -> None:
     greedy = SamplingParams(temperature=0.0)
 
     def answers(**settings: Any) -> list[Any]:
-        limits = {"dtype": "bfloat16", "max_total_tokens": 96, "quantize": "int8", "speculate": 0}
-        with LLM(tmp_path, **(limits | settings)) as llm:
+        limits: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 96, "speculate": 0}
+        with LLM(tmp_path, quantize="int8", **(limits | settings)) as llm:
             done = llm.generate(["some text", "and more"], greedy, max_new_tokens=24)
         return [(each.token_ids, each.logprobs) for each in done]
 

@@ -100,9 +100,10 @@ def test_activations_keep_their_bits_in_other_dtypes(
 @pytest.mark.parametrize("kernels", [False, True])
 def test_what_the_user_sets_is_kept(kernels: bool) -> None:
     """The worker refuses what the device cannot do."""
-    for model, settings in ((GPTQ, {}), (MODEL, {"quantize": "int8"})):
-        assert rounds(model, True, kernels=kernels, dtype="float32", **settings) is True
-        assert rounds(model, False, kernels=kernels, **settings) is False
+    for model, quantize in ((GPTQ, None), (MODEL, "int8")):
+        asked = rounds(model, True, kernels=kernels, dtype="float32", quantize=quantize)
+        assert asked is True
+        assert rounds(model, False, kernels=kernels, quantize=quantize) is False
 
 
 def test_models_without_integers_are_refused() -> None:
