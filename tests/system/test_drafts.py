@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from tests.system.conftest import StartServer
-from tests.system.test_mixed import answer, request
+from tests.system.test_mixed import FORMS, answer, request
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-REQUESTS = 36
+REQUESTS = 3 * FORMS
 FLAGS = ("--max-top-n-tokens", "5", "--no-measured-limits")
 COUNTER = r"^tgi_draft_{}_total (\S+)$"
 CODE = "".join(f"    self.field_{n} = field_{n}\n" for n in range(24))

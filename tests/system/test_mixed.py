@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 REQUESTS = 120
 CACHE_TOKENS = 2048
-FORMS = 12
+FORMS = 14
 WORDS = (
     *("def", "class", "return", "import", "the", "of", "file", "list", "string", "value"),
     *("open", "read", "write", "for", "in", "if", "else", "function", "module", "object"),
@@ -89,9 +89,26 @@ def request(number: int) -> tuple[str, dict[str, Any]]:
                 "presence_penalty": 0.5,
                 "repetition_penalty": 1.1,
                 "bad_words": ["the"],
+                "min_tokens": 4,
                 "logprobs": 0,
             },
         ),
+        (
+            "/generate",
+            {
+                "inputs": prompt,
+                "parameters": native
+                | {
+                    "do_sample": True,
+                    "seed": seed,
+                    "top_n_tokens": 3,
+                    "watermark": True,
+                    "frequency_penalty": 0.3,
+                    "stop": [".", ";"],
+                },
+            },
+        ),
+        ("/v1/completions", text | {"temperature": 1, "seed": seed, "best_of": 2, "logprobs": 1}),
     ]
     assert len(forms) == FORMS
     return forms[number % FORMS]
