@@ -23,12 +23,7 @@ from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, class_of
 from tgi_cli.engine.speculation.balance import MAX_FOUND_PAUSE, Balance
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
-from tgi_cli.engine.speculation.look_ups import (
-    LookUps,
-    longest_pause,
-    most_probes,
-    pause_after,
-)
+from tgi_cli.engine.speculation.look_ups import LookUps, Probes, longest_pause, pause_after
 from tgi_cli.engine.speculation.proposals import Proposals
 from tgi_cli.engine.speculation.step_costs import Costs, StepCosts, batch_class
 from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
@@ -104,6 +99,7 @@ class AdaptiveSpeculator:
         """Average failures of the look-ups of ended requests, which new ones begin with."""
         self._balances: dict[int, Balance] = {}
         """Of drafts that were looked up, by classes of the number of sequences."""
+        self._probes = Probes()
         self._steps = 0
         """Number of steps that were applied."""
         self._quiet: tuple[_Group, int] | None = None
@@ -146,23 +142,11 @@ class AdaptiveSpeculator:
             if not waiting:
                 self._quiet = group, self._steps + _UNPAID_STEPS
             return [[] for _ in sequences]
-        began, looked_up = self._clock(), 0
-        longest, probes = longest_pause(count, costs.look_up), most_probes(costs.look_up)
-        draftees, due = [], self._steps + longest + 1
-        for sequence in sequences:
-            draftee = self._draftee(sequence, costs)
-            look_ups = draftee.look_ups
-            if look_ups.due(longest) <= self._steps and (probes > 0 or not look_ups.failures):
-                probes -= look_ups.failures > 0
-                looked_up += 1
-                look_ups.at = self._steps
-                self._look_up(sequence, draftee, costs)
-            if draftee.draft is None:
-                due = min(due, look_ups.due(longest))
-            else:  # what follows it is to be learned from
-                due = self._steps + 1
-            draftees.append(draftee)
-        self._quiet = group, due
+        began = self._clock()
+        longest = longest_pause(count, costs.look_up)
+        draftees = [self._draftee(sequence, costs) for sequence in sequences]
+        looked_up = self._look_up_due(sequences, draftees, costs, longest)
+        self._quiet = group, min(self._due(draftee, longest) for draftee in draftees)
         if looked_up or self._proposals is not None:
             proposals = self._choose(sequences, draftees, costs, others)
         else:
@@ -171,6 +155,29 @@ class AdaptiveSpeculator:
         if looked_up:
             self._costs.looked_up((self._clock() - began) / looked_up)
         return proposals
+
+    def _look_up_due(
+        self, sequences: Many[Sequence], draftees: list[_Draftee], costs: Costs, longest: int
+    ) -> int:
+        """Look up the sequences that are due, as far as there is time; returns how many."""
+        due = [i for i, each in enumerate(draftees) if each.look_ups.due(longest) <= self._steps]
+        if len(due) > 1:  # those that have waited for longest first
+            due.sort(key=lambda index: draftees[index].look_ups.at)
+        looked_up = 0
+        for index in due:
+            look_ups = draftees[index].look_ups
+            if not look_ups.failures or self._probes.spend(costs.look_up):
+                looked_up += 1
+                look_ups.at = self._steps
+                self._look_up(sequences[index], draftees[index], costs)
+        return looked_up
+
+    def _due(self, draftee: _Draftee, longest: int) -> int:
+        """Number of the first step before which a sequence may get drafts, or teaches something."""
+        if draftee.draft is not None:  # what follows it is to be learned from
+            return self._steps + 1
+        due = draftee.look_ups.due(longest)
+        return max(due, self._steps + self._probes.wait) if draftee.look_ups.failures else due
 
     def _balance(self, sequences: int) -> Balance:
         return self._balances.setdefault(batch_class(sequences), Balance(MAX_FOUND_PAUSE))
@@ -304,6 +311,7 @@ class AdaptiveSpeculator:
         if count:
             balance = self._balance(count)
             balance.pause -= balance.pause > 0
+            self._probes.earn()
         others = step.new or step.num_prefill_tokens or step.encodes
         decodes = 0 < count == len(step.rows) and not others
         accepted, self._accepted = self._accepted, 0

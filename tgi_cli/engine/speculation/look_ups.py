@@ -8,8 +8,8 @@ time, until look-ups without gain take at most :data:`FUTILE` of the time.
 Pauses end at multiples of powers of two, counted in steps of the engine, so that many sequences are
 due in the same steps and none in those between, which then cost nothing: a GPU's next step is
 launched without waiting for the tokens of the one before. Code that is in the CPU's caches is
-faster, too. The look-ups of pausing sequences in one step are limited by :func:`most_probes`; the
-others follow in the next steps.
+faster, too. What look-ups of pausing sequences take together is limited by :class:`Probes`, so that
+many short answers, or steps that are short beside a look-up, do not lose more.
 
 Gains and costs are in steps without drafts of as many sequences.
 """
@@ -24,8 +24,11 @@ MAX_PAUSE = 63
 FUTILE = 0.0025
 """Share of a step that look-ups which gain nothing may take."""
 
-PROBES = 0.05
-"""Share of one step that look-ups of pausing sequences may take."""
+PROBES = 2 * FUTILE
+"""Share of the time that look-ups of sequences that have failed may take, together."""
+
+CREDIT = 0.1
+"""Limit of the time that is saved for them, in steps: what they may take at once."""
 
 _MEMORY = 0.9
 """Factor of a balance for each further look-up."""
@@ -97,6 +100,28 @@ def longest_pause(sequences: int, cost: float) -> int:
     return (1 << needed.bit_length()) - 1
 
 
-def most_probes(cost: float) -> int:
-    """How many pausing sequences may be looked up before one step, given the cost of a look-up."""
-    return max(1, int(PROBES / cost))
+@dataclass(slots=True)
+class Probes:
+    """The time for look-ups of sequences whose latest ones have failed.
+
+    Attributes:
+        credit: the time that is left, in steps.
+    """
+
+    credit: float = CREDIT
+
+    def earn(self) -> None:
+        """Add the share of a step."""
+        self.credit = min(self.credit + PROBES, CREDIT)
+
+    def spend(self, cost: float) -> bool:
+        """Whether there is time for a look-up, which is then taken."""
+        if self.credit <= 0:
+            return False
+        self.credit -= cost
+        return True
+
+    @property
+    def wait(self) -> int:
+        """Steps until there is time for a look-up."""
+        return 0 if self.credit > 0 else int(-self.credit / PROBES) + 1

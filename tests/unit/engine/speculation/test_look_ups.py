@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tgi_cli.engine.speculation.look_ups import (
+    CREDIT,
     FUTILE,
     MAX_PAUSE,
     PROBES,
     LookUps,
+    Probes,
     longest_pause,
-    most_probes,
 )
 
 
@@ -87,6 +88,23 @@ def test_futile_look_ups_take_a_bounded_share_of_the_time(sequences: int, cost: 
     assert pause == 0 or share >= FUTILE / 2, "no longer than that needs"
 
 
-@pytest.mark.parametrize("cost", [0.0001, 0.004, 0.02, 0.07])
-def test_look_ups_before_one_step_take_a_bounded_share_of_it(cost: float) -> None:
-    assert most_probes(cost) * cost <= PROBES or most_probes(cost) == 1
+@pytest.mark.parametrize("cost", [0.0001, 0.004, 0.02, 0.3])
+def test_look_ups_of_many_that_fail_take_a_bounded_share_of_the_time(cost: float) -> None:
+    probes, spent, steps = Probes(), 0, 4000
+    for _ in range(steps):
+        probes.earn()
+        spent += sum(probes.spend(cost) for _ in range(1000))
+    assert spent * cost <= CREDIT + PROBES * steps + cost
+    assert spent * cost >= PROBES * steps - cost
+
+
+def test_the_time_until_the_next_look_up_is_known() -> None:
+    probes = Probes()
+    assert probes.wait == 0
+    while probes.spend(0.07):
+        pass
+    for left in range(probes.wait, 0, -1):
+        assert probes.wait == left
+        assert not probes.spend(0.07)
+        probes.earn()
+    assert probes.spend(0.07)

@@ -5,7 +5,8 @@ Durations of steps are simulated, and what looking up takes is charged: see ``si
 
 from __future__ import annotations
 
-from statistics import mean
+import random
+from statistics import geometric_mean, mean
 
 import pytest
 
@@ -110,3 +111,36 @@ def test_where_no_draft_can_pay_the_host_does_next_to_nothing() -> None:
     server, played = play([writer.copies(32)], machine)
     assert not server.drafter.asked
     assert played[0].host < LOOK_UP * len(played[0].drafts)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_load_loses_little(seed: int) -> None:
+    """Machines, texts and numbers of streams at random; some steps last a millisecond."""
+    chance = random.Random(seed)
+    step, clients = 10 ** chance.uniform(-3, -1.5), chance.choice([1, 2, 4, 8, 16, 32])
+    machine = {
+        "step": step,
+        "sequence": step * chance.uniform(0, 0.08),
+        "row": step * chance.uniform(0, 0.06),
+        "tile": step * chance.uniform(0, 0.3),
+        "fixed": step * chance.choice([0, 0.1, 0.3]),
+        "noise": 0.04,
+    }
+    writer, copies = (
+        Writer(seed, chance.choice([0.1, 0.3, 0.5])),
+        chance.choice([0, 0, clients // 4]),
+    )
+    waves = [
+        writer.copies(copies) + writer.chats(clients - copies) for _ in range(max(2, 8 // clients))
+    ]
+    _, played = play(waves, Machine(**machine))
+    without = Server(Machine(**machine), speculates=False)
+    off = [without.wave(texts) for texts in waves]
+    ratios = [
+        on / alone
+        for one, other in zip(played, off, strict=True)
+        for on, alone in zip(sorted(one.rates), sorted(other.rates), strict=True)
+    ]
+    assert geometric_mean(ratios) > 0.97
+    if not copies:
+        assert sum(each.host for each in played) < 0.02 * seconds(played)
