@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +61,26 @@ ABSENT = [
 ]
 """Modules that a machine with only torch may lack."""
 
-WITHOUT = f"""
+TRANSFORMERS = {"transformers", "huggingface_hub", "httpx", "httpcore", "anyio", "regex", "yaml"}
+TRANSFORMERS |= {"typer", "rich", "jinja2", "markdown_it"}
+"""Those of them that transformers brings."""
+
+
+def lacking(modules: Collection[str]) -> str:
+    """The beginning of a program in whose process the modules cannot be imported."""
+    return f"""
 import runpy, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {ABSENT!r}:
+        if name.partition(".")[0] in {sorted(modules)!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Absent())
 """
+
+
+WITHOUT = lacking(ABSENT)
 PROGRAM = f"""{WITHOUT}
 runpy.run_module("tests.benchmarks.gpu", run_name="__main__", alter_sys=True)
 """
@@ -78,6 +88,21 @@ COLLECT = f"""{WITHOUT}
 import pytest
 
 sys.exit(pytest.main(["--collect-only", "-q", "-c", "/dev/null", "--rootdir", ".", *sys.argv[1:]]))
+"""
+MAKE = f"""{lacking(set(ABSENT) - TRANSFORMERS)}
+from pathlib import Path
+from tests.benchmarks.gpu.check import LIMITS, MINIATURES
+from tgi_cli.config import ServeConfig, resolve
+from tgi_cli.device import describe
+from tgi_cli.models import model_facts, read_config
+
+for number, (name, miniature) in enumerate(MINIATURES.items()):
+    folder = Path(sys.argv[1]) / str(number)
+    folder.mkdir()
+    made = miniature.make(folder)
+    serve = ServeConfig(model_id=made.name, **LIMITS | miniature.options)
+    resolve(serve, model_facts(read_config(made)), describe("cpu"), made)
+    print(name)
 """
 
 
@@ -135,6 +160,15 @@ def test_check_and_peers_run_with_only_torch(tmp_path: Path) -> None:
     sections = run_call("peers", tmp_path)
     assert list(sections) == [section.name for section in peers.SECTIONS]
     assert len(sections["ours"]["figures"]) == 2
+
+
+def test_every_miniature_can_be_made_and_served_with_only_torch_and_transformers(
+    tmp_path: Path,
+) -> None:
+    """Its checkpoint is written, and the engine takes its options."""
+    done = run_without(MAKE, str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.splitlines()[-len(check.MINIATURES) :] == [*check.MINIATURES]
 
 
 def test_the_hosts_part_of_steps_is_measured_without_a_gpu() -> None:

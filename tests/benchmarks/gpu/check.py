@@ -91,7 +91,7 @@ def _of(case: str) -> Callable[[Path], Path]:
     """A family's miniature; needs transformers, which GPUs' hosts may lack."""
 
     def make_it(folder: Path) -> Path:
-        from tests.parity.families import make_checkpoint
+        from tests.parity.checkpoints import make_checkpoint
 
         found = CASES[case]
         values = dict(found.values) | {"max_position_embeddings": 1024}
@@ -112,7 +112,7 @@ MINIATURES = {
         dtypes=("bfloat16",),
     ),
     "cache in e4m3": Miniature(
-        _llama, options={"kv_cache_dtype": "float8_e4m3fn"}, tolerance=ROUNDED, dtypes=("bfloat16",)
+        _llama, options={"kv_cache_dtype": "fp8_e4m3fn"}, tolerance=ROUNDED, dtypes=("bfloat16",)
     ),
     "adapter": Miniature(_llama, options={"max_loras": 2}, adapter=True),
     "gptq, 4 bits": Miniature(_quantized(quantized.gptq(4, 32)), dtypes=("bfloat16",)),
