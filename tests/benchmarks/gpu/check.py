@@ -124,10 +124,15 @@ MINIATURES = {
         _quantized(quantized.fp8("block")), tolerance=ROUNDED, dtypes=("bfloat16",)
     ),
     "int8": Miniature(_quantized(quantized.int_quantized()), dtypes=("bfloat16",)),
+    "nf4": Miniature(_quantized(quantized.bitsandbytes_4bit("nf4")), dtypes=("bfloat16",)),
+    "nvfp4": Miniature(_quantized(quantized.nvfp4("modelopt")), dtypes=("bfloat16",)),
     "experts": Miniature(_of("Qwen 3 MoE"), 256),
     "windows and softcaps": Miniature(_of("Gemma 2"), 256),
     "sinks, and experts in 4 bits": Miniature(_of("gpt-oss"), 256),
+    "chunks of positions": Miniature(_of("Llama 4"), 256),
     "recurrent states": Miniature(_of("Qwen 3.5"), 256),
+    "decays per channel": Miniature(_of("Kimi Linear"), 256),
+    "state space layers": Miniature(_of("Granite 4"), 256),
     "latent attention": Miniature(_of("DeepSeek V3"), 256),
 }
 """By name. The first one is all that runs where the script itself is tested."""
@@ -323,7 +328,7 @@ def _experts(call: Call) -> dict[str, Any]:
     return {"table": "\n\n" + call.program(command, call.out / "experts.txt")}
 
 
-AT_ONCE = 6
+AT_ONCE = 8
 """Miniatures that are compared at the same time: most of their time kernels are compiled."""
 
 
