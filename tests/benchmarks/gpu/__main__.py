@@ -1,4 +1,7 @@
-"""Check and measure the engine on a GPU. Needs only the repository, torch and its Triton.
+"""Check and measure the engine on a GPU.
+
+Needs the repository, torch with its Triton, safetensors and tokenizers. ``check`` leaves out the
+families of models without transformers, and the tests of kernels and graphs without pytest.
 
     python -m tests.benchmarks.gpu check --out figures     # kernels, graphs, parity with the CPU
     python -m tests.benchmarks.gpu speed --out figures     # steps and workloads, and the limits
