@@ -23,11 +23,15 @@ shared       shared memory
 ===========  ======================================================================================
 
 ``dirty`` are the pages of files that are the process's own.
+
+Other programs that use the same libraries lower ``pss``. With the right to see physical addresses
+(root, or CAP_SYS_ADMIN), ``distinct`` is the size of all pages that any of the processes has.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -36,6 +40,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from tests.benchmarks.adversary.monitor import role_of
 from tests.benchmarks.peers.contestant import Setup
@@ -50,6 +56,9 @@ PACKAGES = ("torch", "numpy", "grpc")
 _ARENA = 64 << 20
 """Alignment and largest size of glibc's arenas of threads."""
 _LARGE = 4 << 20
+_PRESENT_BIT = 63
+_FRAME_MASK = (1 << 55) - 1
+"""Of an entry of pagemap."""
 _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)")
 
 
@@ -138,6 +147,9 @@ def report(pid: int, title: str, most: int) -> None:
             total[key] += value
         _print_row(name, kinds, sums, columns)
     _print_row("all", total, total, columns)
+    distinct = distinct_bytes(descendants(pid))
+    if distinct is not None:
+        print(f"distinct: {distinct / 1e6:.1f} MB", flush=True)
     for process in descendants(pid) if most else ():
         print(f"\n{role_of(process)} {process}: rss, dirty, mapping")
         largest = sorted(mappings(process), key=lambda each: -each.fields["Rss"])[:most]
@@ -148,6 +160,32 @@ def report(pid: int, title: str, most: int) -> None:
                 f"{megabytes(each.fields['Rss']):8.1f} {megabytes(dirty):8.1f}  {each.mode} "
                 f"{megabytes(size):8.1f}  {each.kind}  {each.path}"
             )
+
+
+def distinct_bytes(pids: list[int]) -> int | None:
+    """The size of the pages that the processes have, each counted once.
+
+    None without the right to see physical addresses.
+    https://docs.kernel.org/admin-guide/mm/pagemap.html
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    frames = [np.empty(0, np.uint64)]
+    for pid in pids:
+        try:
+            with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as table:
+                for each in mappings(pid):
+                    table.seek(each.begin // page * 8)
+                    data = bytearray()
+                    while part := table.read((each.end - each.begin) // page * 8 - len(data)):
+                        data += part
+                    entries = np.frombuffer(data, np.uint64)
+                    present = entries[entries >> np.uint64(_PRESENT_BIT) == 1]
+                    frames.append(present & np.uint64(_FRAME_MASK))
+        except OSError:  # it has exited
+            continue
+    found = np.unique(np.concatenate(frames))
+    # Without the right, all have the address 0.
+    return None if found.size < 2 else int(found.size) * page
 
 
 def _peak(pid: int) -> int:
