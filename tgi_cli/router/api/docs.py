@@ -59,7 +59,7 @@ def _document(app: Starlette) -> dict[str, Any]:
 
 @cache
 def _template() -> jinja2.Template:
-    import jinja2  # 3 MB that serving does not need
+    import jinja2  # for this page alone: servers need not have it in memory
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
