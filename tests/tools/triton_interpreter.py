@@ -47,9 +47,16 @@ def replace_once() -> None:
     @cache
     def replace_for(function: Callable[..., Any]) -> _Kept:
         replace(function)
+        # Triton 3.6 asks NumPy for the int of an array of one dimension, which 2.4 refuses.
+        tl.tensor.__index__ = _index
         return _Kept()
 
     interpreter._patch_lang = replace_for
+
+
+def _index(number: Any) -> int:
+    """Of a tensor with one element, as a bound of a loop."""
+    return int(number.handle.data.item())
 
 
 def pytest_configure() -> None:
