@@ -167,10 +167,8 @@ def _product_kernel(
         in_width = columns < N
         inner = tl.arange(0, DEPTH)
         sources = rows_of_tile
-        if SHARED_BY > 0 or SCATTERED:
-            pair = tl.load(pairs + rows_of_tile, mask=in_rows, other=0)
-            if SHARED_BY > 0:
-                sources = pair // SHARED_BY
+        if SHARED_BY > 0:
+            sources = tl.load(pairs + rows_of_tile, mask=in_rows, other=0) // SHARED_BY
         first = split * blocks // splits
         last = (split + 1) * blocks // splits
         sources = sources.to(tl.int64)
@@ -239,6 +237,9 @@ def _product_kernel(
                     for other in range(0, splits):
                         # Not from the first-level cache: other multiprocessors wrote it.
                         sums += tl.load(of_tile + other * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+            # Rows are counted anew: kept from before, they would take registers of the loop.
+            own_rows = tl.arange(0, BLOCK_M)
+            left = own_rows < end - start
             if STEPS == 0:
                 whole = tl.load(scales + columns, mask=in_width, other=0)
                 sums *= _scale_of(whole)[:, None]
@@ -248,12 +249,15 @@ def _product_kernel(
             if HAS_BIAS:
                 added = tl.load(bias + expert * N + columns, mask=in_width, other=0.0)
                 sums += added.to(tl.float32)[:, None]
-            targets = pair if SCATTERED else rows_of_tile
-            product_at = product + targets.to(tl.int64)[None, :] * N + columns[:, None]
+            if SCATTERED:
+                targets = tl.load(pairs + start + own_rows, mask=left, other=0).to(tl.int64)
+            else:
+                product += start.to(tl.int64) * N
+                targets = own_rows.to(tl.int64)
             tl.store(
-                product_at,
+                product + targets[None, :] * N + columns[:, None],
                 sums.to(product.dtype.element_ty),
-                mask=in_width[:, None] & in_rows[None, :],
+                mask=in_width[:, None] & left[None, :],
             )
 
 

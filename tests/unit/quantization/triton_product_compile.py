@@ -61,14 +61,32 @@ def test_dense(kind: str, rows: int, capability: int, compiled: list[tuple[str, 
     assert_compiled(compiled, capability)
 
 
-@pytest.mark.parametrize(("rows", "capability"), [(32, 90), (32768, 80)])
-def test_experts(rows: int, capability: int, compiled: list[tuple[str, Any]]) -> None:
+GPT_OSS, QWEN, DEEPSEEK = (32, 5760, 2880), (128, 1536, 2048), (256, 512, 7168)
+"""Experts, outputs and inputs."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "rows", "capability"),
+    [
+        ("mxfp4", GPT_OSS, 32, 90),
+        ("mxfp4", GPT_OSS, 32768, 80),
+        ("int4", QWEN, 32768, 80),
+        ("e4m3", DEEPSEEK, 32768, 80),
+    ],
+)
+def test_experts(
+    kind: str,
+    sizes: tuple[int, int, int],
+    rows: int,
+    capability: int,
+    compiled: list[tuple[str, Any]],
+) -> None:
     compile_for(capability)
-    weight = empty_weight("mxfp4", 32, 5760, 2880 // 64 * 64)
+    weight = empty_weight(kind, *sizes)
     pairs = ExpertRows(
-        torch.empty(32, dtype=torch.int32), torch.empty(rows, dtype=torch.int32), shared_by=4
+        torch.empty(sizes[0], dtype=torch.int32), torch.empty(rows, dtype=torch.int32), shared_by=4
     )
-    triton_product(torch.empty(rows // 4, weight.inputs).bfloat16(), weight, None, pairs)
+    triton_product(torch.empty(rows // 4, sizes[2]).bfloat16(), weight, None, pairs)
     assert_compiled(compiled, capability)
 
 
