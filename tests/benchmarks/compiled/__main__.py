@@ -20,6 +20,8 @@ prefills, "memory" is no limit.
 
 With ``--summary``, a line per kernel and model, with a cell for each GPU; kernels without tensor
 cores are in a line each, of the case that takes most registers. With ``--widest``, every kernel is.
+A cell has registers, spills (those in the loop), shared KiB, programs, loop, and for loops on
+tensor cores operations per byte and cycles.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
@@ -164,6 +167,7 @@ def main() -> None:
         lines = chain([HEADER], table)
         if arguments.summary or arguments.widest:
             lines = summary(table, arguments.widest)
+        print(f"Triton {version('triton')}\n")
         for number, row in enumerate(lines):
             print("| " + " | ".join(row) + " |", flush=True)
             if not number:

@@ -39,7 +39,13 @@ def weight_cases() -> Iterator[Case]:
     yield from _samplers()
 
 
+def _kind_for(kind: str, capability: int) -> str:
+    """What serves weights of a kind: without tensor cores for fp8, e4m3 is widened to 16 bits."""
+    return "e4m3" if kind == FP8_INPUTS and capability < FP8_CAPABILITY else kind
+
+
 def _work(kind: str, rows: float, capability: int) -> dict[str, Work]:
+    kind = _kind_for(kind, capability)
     _, bits, depth, _, _ = KINDS[kind]
     block_m, block_n, _ = tile_of(rows, empty_weight(kind))
     codes, operands = depth * block_n, depth * (8 // bits)
@@ -83,27 +89,39 @@ def _dense_products() -> Iterator[Case]:
 
 def _experts() -> Iterator[Case]:
     def product(
-        kind: str, pairs: int, top_k: int, experts: int, outputs: int, inputs: int, capability: int
+        kind: str,
+        pairs: int,
+        top_k: int,
+        experts: int,
+        outputs: int,
+        inputs: int,
+        bias: bool,
+        down: bool,
+        capability: int,
     ) -> None:
-        if kind == FP8_INPUTS and capability < FP8_CAPABILITY:
-            return
-        weight = empty_weight(kind, experts, outputs, inputs)
+        weight = empty_weight(_kind_for(kind, capability), experts, outputs, inputs)
         ends, order = (torch.empty(size, dtype=torch.int32) for size in (experts, pairs))
-        x = torch.empty(pairs // top_k, inputs, dtype=BF16)
-        triton_product(x, weight, None, ExpertRows(ends, order, shared_by=top_k))
+        x = torch.empty(pairs if down else pairs // top_k, inputs, dtype=BF16)
+        biases = torch.empty(experts, outputs, dtype=BF16) if bias else None
+        rows = ExpertRows(ends, order, 0 if down else top_k, scattered=down)
+        triton_product(x, weight, biases, rows)
 
-    for name, kind, *sizes in (
-        ("gpt-oss 20B", "mxfp4", 4, 32, 5760, 2880),
-        ("Qwen 3 30B-A3B", "int4", 8, 128, 1536, 2048),
-        ("DeepSeek V3, one of 8", FP8_INPUTS, 8, 256, 512, 7168),
+    # Experts per token, experts, outputs and inputs of the product before the activation; outputs
+    # of the one after it and its inputs; whether they have biases.
+    for name, kind, top_k, experts, up, down, bias in (
+        ("gpt-oss 20B", "mxfp4", 4, 32, (5760, 2880), (2880, 2880), True),
+        ("Qwen 3 30B-A3B", "int4", 8, 128, (1536, 2048), (2048, 768), False),
+        ("Qwen 3 30B-A3B", FP8_INPUTS, 8, 128, (1536, 2048), (2048, 768), False),
+        ("DeepSeek V3, one of 8", FP8_INPUTS, 8, 256, (512, 7168), (7168, 256), False),
     ):
         for pairs in (32, 4096, 32768):
-            yield Case(
-                "products",
-                f"{name} in {kind}, {pairs} pairs",
-                partial(product, kind, pairs, *sizes),
-                partial(_work, kind, pairs / sizes[1]),
-            )
+            for side, sizes in (("up", up), ("down", down)):
+                yield Case(
+                    "products",
+                    f"{name} in {kind}, {side}, {pairs} pairs",
+                    partial(product, kind, pairs, top_k, experts, *sizes, bias, side == "down"),
+                    partial(_work, kind, pairs / experts),
+                )
 
 
 def _rounding(capability: int) -> None:
