@@ -138,7 +138,8 @@ def decode_kernel(
             WINDOW, CHUNKED, ALIGNMENT,
         )  # fmt: skip
         place = item - tl.load(starts + sequence)
-        tokens = place // chunks * (BLOCK_M // GROUP) + rows // GROUP
+        first_token = place // chunks * (BLOCK_M // GROUP)
+        tokens = first_token + rows // GROUP
         heads = kv_head * GROUP + rows % GROUP
         known = (tokens < query_len) & (rows < TILE_ROWS)
         flat = (query_begin + tokens).to(tl.int64)
@@ -149,7 +150,7 @@ def decode_kernel(
         begin = keys_from + place % chunks * size
         places = kv_len - query_len + tokens
         # Keys that no query of the tile sees, as they are of later tokens, are not read.
-        last = tl.minimum((place // chunks + 1) * (BLOCK_M // GROUP), query_len) - 1
+        last = tl.minimum(first_token + BLOCK_M // GROUP, query_len) - 1
         limit = tl.maximum(kv_len - query_len + last + 1, 0)
         until = places
         if SPANS > 0:
@@ -176,16 +177,19 @@ def decode_kernel(
         share = value_scale / tl.where(total == 0.0, 1.0, total)
         attended *= share[:, None]
         attended_rest *= share[:, None]
+        # Rows are counted anew: kept from before, they would take registers of the loop.
+        known = rows < tl.minimum(query_len - first_token, BLOCK_M // GROUP) * GROUP
+        at = rows + rows // GROUP * (KV_HEADS * GROUP - GROUP)
         if chunks == 1:
-            to = output + (flat * (KV_HEADS * GROUP) + heads) * VALUE_DIM
+            start = (query_begin + first_token).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
+            to = output + start * VALUE_DIM + at * VALUE_DIM
             _store_rows(to, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V)
         else:
-            part = tl.load(parts_at + sequence) + place % chunks * query_len + tokens
-            part = part.to(tl.int64) * (KV_HEADS * GROUP) + heads
-            _store_rows(
-                parts + part * VALUE_DIM, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V
-            )
-            tl.store(part_sums + part, largest + tl.log2(total), mask=known)
+            start = tl.load(parts_at + sequence) + place % chunks * query_len + first_token
+            start = start.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
+            part = parts + start * VALUE_DIM + at * VALUE_DIM
+            _store_rows(part, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V)
+            tl.store(part_sums + start + at, largest + tl.log2(total), mask=known)
 
 
 @cached_launches
@@ -331,13 +335,16 @@ def prefill_kernel(
         share = value_scale / tl.where(total == 0.0, 1.0, total)
         attended *= share[:, None]
         attended_rest *= share[:, None]
+        # Rows are counted anew: kept from before, they would take registers of the loop.
+        known = rows < tl.minimum(query_len - first_token, BLOCK_Q) * GROUP
+        at = rows + rows // GROUP * (KV_HEADS * GROUP - GROUP)
         if chunks == 1:
-            to = output + (flat * (KV_HEADS * GROUP) + heads) * VALUE_DIM
+            start = (query_begin + first_token).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
+            to = output + start * VALUE_DIM + at * VALUE_DIM
             _store_rows(to, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V)
         else:
-            part = tl.load(parts_at + sequence) + place % chunks * query_len + tokens
-            part = part.to(tl.int64) * (KV_HEADS * GROUP) + heads
-            _store_rows(
-                parts + part * VALUE_DIM, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V
-            )
-            tl.store(part_sums + part, largest + tl.log2(total), mask=known)
+            start = tl.load(parts_at + sequence) + place % chunks * query_len + first_token
+            start = start.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
+            part = parts + start * VALUE_DIM + at * VALUE_DIM
+            _store_rows(part, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V)
+            tl.store(part_sums + start + at, largest + tl.log2(total), mask=known)

@@ -40,6 +40,9 @@ MANY_CHUNK, SPLIT_TOKENS = 4096, 64
 """A part has all heads' latents, as many numbers as the rows of some hundred tokens."""
 MANY_ROWS = 32
 """Of a tile of a sequence with many tokens, at most."""
+_WIDE_PART = 64
+"""Dimensions of latents in float32 that are multiplied at once. All of a query's, in every warp and
+in the parts that make a product of float32, would be more registers than there are."""
 _LOG2E = 1.4426950408889634
 _LOG2E_CONSTANT = tl.constexpr(_LOG2E)
 _LOWEST = tl.constexpr(-1.0e30)
@@ -98,6 +101,7 @@ def latent_kernel(
     HAS_SINKS: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
+    PART: tl.constexpr,  # dimensions of latents that are multiplied at once; 0: all of them
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -151,7 +155,13 @@ def latent_kernel(
             row = widened(row, latents.dtype, FP8)
             key = widened(key, latents.dtype, FP8)
             scores = tl.dot(ropes, tl.trans(key), input_precision=PRECISION)
-            scores = tl.dot(latents, tl.trans(row), scores, input_precision=PRECISION)
+            if PART > 0:
+                scores = _add_in_parts(
+                    scores, query + number * WIDTH, known, cache + slots * WIDTH, readable,
+                    RANK, BLOCK_R, PART, FP8, PRECISION,
+                )  # fmt: skip
+            else:
+                scores = tl.dot(latents, tl.trans(row), scores, input_precision=PRECISION)
             scores *= scales[:, None]
             visible = keys[None, :] <= places[:, None]
             scores = tl.where(visible & readable[None, :], scores, float("-inf"))
@@ -164,15 +174,44 @@ def latent_kernel(
             attended = tl.dot(weights, row, attended * kept[:, None], input_precision=PRECISION)
         # Nothing was attended to in a row of padding, nor by a query that sees no key of a chunk.
         attended /= tl.where(total == 0.0, 1.0, total)[:, None]
-        mask = known[:, None] & (dims < RANK)[None, :]
+        # Rows are counted anew: kept from before, they would take registers of the loop.
+        left = own < count - tile * BLOCK_M
+        mask = left[:, None] & (dims < RANK)[None, :]
+        at = own[:, None] * RANK + dims[None, :]
         if chunks == 1:
-            to = output + number[:, None] * RANK + dims[None, :]
-            tl.store(to, attended.to(output.dtype.element_ty), mask=mask)
+            first_row = query_begin.to(tl.int64) * HEADS + tile * BLOCK_M
+            tl.store(
+                output + first_row * RANK + at, attended.to(output.dtype.element_ty), mask=mask
+            )
         else:
-            part = tl.load(parts_at + sequence) + place % chunks * query_len
-            part = part.to(tl.int64) * HEADS + rows
-            tl.store(parts + part[:, None] * RANK + dims[None, :], attended, mask=mask)
-            tl.store(part_sums + part, largest + tl.log2(total), mask=known)
+            first_row = tl.load(parts_at + sequence) + place % chunks * query_len
+            first_row = first_row.to(tl.int64) * HEADS + tile * BLOCK_M
+            tl.store(parts + first_row * RANK + at, attended, mask=mask)
+            tl.store(part_sums + first_row + own, largest + tl.log2(total), mask=left)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _add_in_parts(
+    scores: tl.tensor,  # [BLOCK_M, BLOCK_N]
+    queries: tl.tensor,  # [BLOCK_M], where each begins
+    known: tl.tensor,  # [BLOCK_M]
+    rows: tl.tensor,  # [BLOCK_N], where each begins
+    readable: tl.tensor,  # [BLOCK_N]
+    RANK: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PART: tl.constexpr,
+    FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tl.tensor:
+    """``scores`` plus the products of queries and rows in their first RANK dimensions."""
+    for first in range(0, BLOCK_R, PART):
+        dims = first + tl.arange(0, PART)
+        inside = (dims < RANK)[None, :]
+        own = tl.load(queries[:, None] + dims[None, :], mask=known[:, None] & inside, other=0.0)
+        row = tl.load(rows[:, None] + dims[None, :], mask=readable[:, None] & inside, other=0)
+        row = widened(row, own.dtype, FP8)
+        scores = tl.dot(own, tl.trans(row), scores, input_precision=PRECISION)
+    return scores
 
 
 def latent_rule(hardware: Hardware, heads: int, cache: LatentRows, dtype: torch.dtype) -> Rule:
@@ -207,6 +246,7 @@ def attend_latents(
     """
     heads, width = query.shape[1:]
     query = query.contiguous()
+    wide = query.dtype == torch.float32
     for many, size in enumerate((work.few, work.many)):
         if not size.items:
             continue
@@ -238,7 +278,8 @@ def attend_latents(
             **constants(work.rule),
             HAS_SINKS=sinks is not None,
             FP8=rows.fp8,
-            PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",
+            PRECISION="tf32x3" if wide else "tf32",
+            PART=min(_WIDE_PART, _block(rows.rank)) if wide else 0,
             BLOCK_M=tile.rows,
             BLOCK_N=tile.keys,
             BLOCK_R=_block(rows.rank),
@@ -262,7 +303,7 @@ def latent_tile(hardware: Hardware, rows: int, dims: int, itemsize: int, kv_item
     # More rows, or keys that are widened beside them, spill registers.
     most = MANY_ROWS if itemsize == kv_itemsize == 2 else 16
     needed = min(max(next_power_of_2(rows), 16), most)
-    tile = Tile(needed, 32, 8, 3) if itemsize == 2 else Tile(needed, 16, 4, 3)
+    tile = Tile(needed, 32 if itemsize == 2 else 16, 8, 3, 255)
     while True:
         if _bytes(tile, dims, itemsize, kv_itemsize) <= hardware.shared_memory:
             return tile

@@ -121,8 +121,15 @@ def prefill_tile(
     """
     late = hardware.capability >= (9, 0) or itemsize == 4
     tile = _PREFILL[late, itemsize, next((n for n in (64, 128, 192) if dims <= n), 256)]
-    if itemsize == 2 and dims > 64 and (chunked or hardware.capability >= (10, 0)):
-        tile = replace(tile, keys=32)  # more keys spill registers
+    # More keys spill registers: where chunks are masked, of heads of 64 and 32 dimensions, and,
+    # before compute capability 9.0, where rows are divided by a group that is no power of 2.
+    if late:
+        hard = chunked or dims == 96 or hardware.capability >= (10, 0)
+    else:
+        hard = chunked or group != next_power_of_2(group) or (kv_itemsize < itemsize and dims > 192)
+    if itemsize == 2 and dims > 64 and hard:
+        stages = 2 if chunked and hardware.capability >= (10, 0) else tile.stages
+        tile = replace(tile, keys=32, stages=stages)
     if late and kv_itemsize < itemsize == 2 and dims > 192:
         tile = replace(tile, rows=32, warps=4)  # as do more rows, beside keys that are widened
     if kv_itemsize < itemsize and not late:
@@ -153,6 +160,8 @@ def decode_tile(
         whole = dims == next_power_of_2(dims)
         least = 0 if plain and whole and kv_itemsize == itemsize else 129
         registers = _by_dimensions(_DECODE_REGISTERS, max(dims, least))
+        if dims == 80:  # 64 and 16 take 170
+            registers = None
     warps = 4 if needed * dims <= 64 * 128 else 8
     tile = Tile(needed, keys, warps, _DECODE_STAGES, registers)
     return _fitted(hardware, tile, dims, itemsize, kv_itemsize, needed)

@@ -257,6 +257,8 @@ def test_rows_of_latents(
     load = Workload(lens, heads, 1, 40, dtype, cache_dtype, value_dim=24, values_in_keys=True)
     load.check(**({"sinks": torch.randn(heads).to(DEVICE)} if sinks else {}))
     Workload(lens[:3], heads, 1, 40, dtype, value_dim=24, values_in_keys=True).check()
+    # More dimensions than those of float32 that are multiplied at once.
+    Workload(lens[2:4], heads, 1, 88, dtype, cache_dtype, value_dim=72, values_in_keys=True).check()
 
 
 def test_a_cache_that_another_layer_has_written() -> None:
