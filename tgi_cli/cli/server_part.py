@@ -1,6 +1,6 @@
 """A model server or a router of ``tgi serve``, which has written its configuration.
 
-It parses no settings: the parser would take 40 ms, and 3 MB for as long as it serves.
+It parses no settings: the parser would take 40 ms, and 2 MB for as long as it serves.
 """
 
 from __future__ import annotations
