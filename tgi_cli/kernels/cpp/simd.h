@@ -70,9 +70,16 @@ TGI_INLINE u32x16 load_pairs(const void* from) {
 }
 
 TGI_INLINE f32x16 load(const bf16* from) {
+#if defined(__AVX512F__)
+  // GCC compiles the conversion of a vector to four instructions.
+  __m256i half;
+  std::memcpy(&half, from, 32);
+  return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+#else
   u16x16 half;
   std::memcpy(&half, from, 32);
   return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+#endif
 }
 
 TGI_INLINE void store(bf16* to, f32x16 x) {
@@ -143,6 +150,8 @@ TGI_INLINE f32x16 maximum(f32x16 a, f32x16 b) {
 #endif
 }
 
+TGI_INLINE float maximum(float a, float b) { return a > b ? a : b; }
+
 TGI_INLINE f32x16 minimum(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
@@ -151,21 +160,32 @@ TGI_INLINE f32x16 minimum(f32x16 a, f32x16 b) {
 #endif
 }
 
-// Lanes are added up in halves: always in the same order.
-TGI_INLINE float sum_of(f32x16 x) {
+// Combines the upper half of lanes with the lower, then the halves of those, and so on: always in the same order.
+template <class Combine>
+TGI_INLINE float in_halves(f32x16 x, const Combine& combine) {
+#if defined(__AVX512F__)
+  // In memory, each half would wait for the stores of the one before.
+  x = combine(x, (f32x16)_mm512_shuffle_f32x4((__m512)x, (__m512)x, 0xee));
+  x = combine(x, (f32x16)_mm512_shuffle_f32x4((__m512)x, (__m512)x, 0x55));
+  x = combine(x, (f32x16)_mm512_permute_ps((__m512)x, 0xee));
+  x = combine(x, (f32x16)_mm512_permute_ps((__m512)x, 0x55));
+  return x[0];
+#else
   float lanes[16];
   store(lanes, x);
   for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    for (int i = 0; i < width; ++i) lanes[i] = combine(lanes[i], lanes[i + width]);
   return lanes[0];
+#endif
 }
 
+TGI_INLINE float sum_of(f32x16 x) {
+  return in_halves(x, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+}
+
+// The second of two lanes where the first is a NaN.
 TGI_INLINE float maximum_of(f32x16 x) {
-  float lanes[16];
-  store(lanes, x);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+  return in_halves(x, [](auto a, auto b) __attribute__((always_inline)) { return maximum(a, b); });
 }
 
 // e^x to about 1 in 10^7; 0 below -87.3, and what is above 88.3 counts as that. -inf gives 0.
