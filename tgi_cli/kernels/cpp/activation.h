@@ -13,11 +13,13 @@ inline f32x16 error_function(f32x16 x) {
   return load(lanes);
 }
 
+TGI_INLINE f32x16 silu(f32x16 x) { return x * sigmoid(x); }
+
 // Of numbers that are bfloat16 already; not yet rounded to it.
 inline f32x16 activate(f32x16 x, int32_t activation) {
   switch (activation) {
     case SILU:
-      return x * sigmoid(x);
+      return silu(x);
     case GELU:
       return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
     case GELU_TANH:

@@ -22,50 +22,73 @@ void store_some(Number* to, f32x16 x, int64_t count) {
   std::copy_n(all, count, to);
 }
 
+// Fetch into the cache what finish() writes.
+inline void fetch_results(const Linear& linear, int64_t panel, int64_t row, int64_t rows) {
+  const int64_t size = linear.epilogue == FLOAT ? 4 : 2, halves = linear.epilogue == GATED ? 1 : 2;
+  for (int64_t end = row + rows; row < end; ++row)
+    for (int half = 0; half < halves; ++half)
+      __builtin_prefetch(static_cast<uint8_t*>(linear.y) +
+                         (row * linear.y_stride + linear.weight->first_output(panel, half)) * size, 1, 3);
+}
+
 // Write the results of a panel's sums [rows][32] to rows of y, from `row` on.
 inline void finish(const Linear& linear, int64_t panel, int64_t row, int64_t rows, const float* sums) {
   const Matrix& weight = *linear.weight;
+  // Copies: the compiler would read the originals again after each row that is written.
+  const bool scaled = weight.scales && !weight.group, biased = linear.bias;
+  const int64_t stride = linear.y_stride, end = row + rows;
+  const int32_t epilogue = linear.epilogue, activation = linear.activation;
+  const float added_scale = linear.scale;
   int64_t first[2], count[2];
   f32x16 bias[2], scale[2];
   for (int half = 0; half < 2; ++half) {
     first[half] = weight.first_output(panel, half);
     count[half] = weight.outputs(panel, half);
-    if (linear.bias) bias[half] = load_some(linear.bias + first[half], count[half]);
-    if (weight.scales && !weight.group) scale[half] = load(weight.scales + panel * PANEL + 16 * half);
+    if (biased) bias[half] = load_some(linear.bias + first[half], count[half]);
+    if (scaled) scale[half] = load(weight.scales + panel * PANEL + 16 * half);
   }
-  auto product = [&](int half) {
+  auto product = [&](int half) __attribute__((always_inline)) {
     f32x16 x = load(sums + 16 * half);
-    if (weight.scales && !weight.group) x *= scale[half];
-    if (linear.bias) x += bias[half];
+    if (scaled) x *= scale[half];
+    if (biased) x += bias[half];
     return x;
   };
-  for (int64_t end = row + rows; row < end; ++row, sums += PANEL) {
-    bf16* y = static_cast<bf16*>(linear.y) + row * linear.y_stride;
-    if (linear.epilogue == GATED) {
-      f32x16 gate = through_bf16(activate(through_bf16(product(0)), linear.activation));
-      store_some(y + first[0], gate * through_bf16(product(1)), count[0]);
-      continue;
-    }
-    for (int half = 0; half < 2; ++half) {
-      bf16* to = y + first[half];
-      f32x16 x = product(half);
-      switch (linear.epilogue) {
-        case ADD:
-          x = through_bf16(x);
-          if (linear.scale != 1.0f) x = through_bf16(x * linear.scale);
-          store_some(to, load_some(to, count[half]) + x, count[half]);
-          break;
-        case ACTIVATE:
-          store_some(to, activate(through_bf16(x), linear.activation), count[half]);
-          break;
-        case FLOAT:
-          store_some(static_cast<float*>(linear.y) + row * linear.y_stride + first[half],
-                     through_bf16(x), count[half]);
-          break;
-        default:
-          store_some(to, x, count[half]);
+  bf16* y = static_cast<bf16*>(linear.y) + row * stride;
+  if (epilogue == GATED) {
+    auto gate_rows = [&](auto act) __attribute__((always_inline)) {
+      for (; row < end; ++row, sums += PANEL, y += stride) {
+        const f32x16 gate = through_bf16(act(through_bf16(product(0))));
+        store_some(y + first[0], gate * through_bf16(product(1)), count[0]);
       }
+    };
+    if (activation == SILU) return gate_rows([](f32x16 x) __attribute__((always_inline)) { return silu(x); });
+    return gate_rows([&](f32x16 x) { return activate(x, activation); });
+  }
+  auto write_rows = [&](auto write) __attribute__((always_inline)) {
+    for (; row < end; ++row, sums += PANEL, y += stride) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) write(half, product(half));
     }
+  };
+  switch (epilogue) {
+    case ADD:
+      return write_rows([&](int half, f32x16 x) __attribute__((always_inline)) {
+        x = through_bf16(x);
+        if (added_scale != 1.0f) x = through_bf16(x * added_scale);
+        store_some(y + first[half], load_some(y + first[half], count[half]) + x, count[half]);
+      });
+    case ACTIVATE:
+      return write_rows([&](int half, f32x16 x) {
+        store_some(y + first[half], activate(through_bf16(x), activation), count[half]);
+      });
+    case FLOAT:
+      return write_rows([&](int half, f32x16 x) __attribute__((always_inline)) {
+        store_some(static_cast<float*>(linear.y) + row * stride + first[half], through_bf16(x), count[half]);
+      });
+    default:
+      return write_rows([&](int half, f32x16 x) __attribute__((always_inline)) {
+        store_some(y + first[half], x, count[half]);
+      });
   }
 }
 

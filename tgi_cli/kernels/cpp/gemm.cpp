@@ -139,8 +139,9 @@ void run_pairs(const Linear& linear, const Piece& piece) {
       at_once = pairs_up && p + 2 <= panels ? 2 : 1;
       const int64_t panel = first_panel + p;
       float* const sums = scratch.sums + p * rows * PANEL;
-      if (from == 0) std::fill_n(sums, at_once * rows * PANEL, 0.0f);
+      if (from == 0 && weight.group) std::fill_n(sums, at_once * rows * PANEL, 0.0f);
       Tile tile{};
+      tile.begins = from == 0;
       tile.panel = weight.panel(panel) + start;
       tile.x_stride = x_stride;
       tile.sums_stride = rows * PANEL;
@@ -171,6 +172,8 @@ void run_pairs(const Linear& linear, const Piece& piece) {
           tile.ahead = tiles == 1 && both == 2 ? of_two(tile, panel, next)
                                                : piece.ahead(t, tile.panel, slab_bytes, step, next, FAR_AHEAD / step * step);
         tile.decoded = decodes && t == 0 ? scratch.decoded : nullptr;
+        // Else finish() waits for memory, for 2 % of the time that the product takes.
+        if (last && tiles > 1) fetch_results(linear, panel, piece.first_row + row, piece.row(t + 1) - row);
         multiply_format(format, tile, piece.row(t + 1) - row, at_once);
         if (tile.decoded) {
           format = BF16;

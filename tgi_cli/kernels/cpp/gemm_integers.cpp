@@ -52,6 +52,7 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
         tile.ahead = tiles == 1 && at_once < both
                          ? Ahead{next, step, false, nullptr, nullptr}
                          : piece.ahead(t, tile.panel, chunks * step, step, next, at_once * far);
+        if (last && tiles > 1) fetch_results(linear, panel, piece.first_row + row, count);
         if (weight.format == INT4 && at_once == 2)
           multiply_integer_rows<Int4Codes, 1, 2, TWO_INTEGER_PANELS_ROWS>(tile, count);
         else if (weight.format == INT4)

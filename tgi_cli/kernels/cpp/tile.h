@@ -34,6 +34,7 @@ struct Tile {
   int64_t chunks;  // of all groups; the last one may be shorter
   float* sums;     // [rows][32], added to; those of the next panel sums_stride behind
   int64_t sums_stride;
+  bool begins;     // sums are written, without being read first; not where inputs share a scale
   Ahead ahead;
   uint8_t* decoded;  // where to store the panel in bfloat16, with DECODING_ROWS or more; or null
   // Where inputs share a scale: sums += scale * product - offset * sum of x
@@ -191,7 +192,7 @@ void multiply(const Tile& tile) {
 #pragma GCC unroll 8
   for (int i = 0; i < POINTERS; ++i) rows[i] = tile.x + 3 * i * stride;
 
-  const bool scaled = tile.scales.kind != NO_GROUPS;
+  const bool scaled = tile.scales.kind != NO_GROUPS, begins = tile.begins;
   // Where there are registers for the sums of a group and of all groups. They are added up alike.
   constexpr bool KEEPS = 2 * ROWS * VECTORS <= SUMS;
   Floats totals[KEEPS ? ROWS : 1][KEEPS ? VECTORS : 1];
@@ -209,7 +210,7 @@ void multiply(const Tile& tile) {
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v)
-        sums[r][v] = scaled ? Floats{} : read<Floats>(kept(r, v));
+        sums[r][v] = scaled || begins ? Floats{} : read<Floats>(kept(r, v));
 
     const int64_t now = chunks < tile.group_chunks ? chunks : tile.group_chunks;
     chunks -= now;
