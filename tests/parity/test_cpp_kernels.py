@@ -7,6 +7,7 @@ from the oracle as torch's operations are, and no further.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ from tgi_cli.models import CausalLM, load_model, read_config
 LENGTHS = (150, 97, 33, 1)
 PIECES = (61, 1, 16, 30, 1, 1, 7, 40)
 
+LONG = 256
+"""So many tokens that a program does the work of a row for whole tiles of the KV cache."""
+
 ALONE = 2
 """Which of the texts is fed by itself, too."""
 
@@ -38,8 +42,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_checkpoint(CASES[request.param], tmp_path_factory.mktemp(request.param))
 
 
-def load(path: Path, dtype: torch.dtype) -> CausalLM:
-    return load_model(read_config(path), dtype, torch.device("cpu"), max_positions=192)
+def load(path: Path, dtype: torch.dtype, positions: int = 192) -> CausalLM:
+    return load_model(read_config(path), dtype, torch.device("cpu"), max_positions=positions)
 
 
 def logits_of(run: PagedRun, only: int | None = None) -> list[Tensor]:
@@ -86,3 +90,25 @@ def test_kernels_are_as_near_to_float32_as_torch_and_a_program_computes_what_mod
         assert torch.equal(ours, torch.cat(logits_of(eager)))
         alone = PagedRun(model, torch.bfloat16, backend)
         assert torch.equal(texts[ALONE], logits_of(alone, ALONE)[0])
+
+
+@pytest.mark.parametrize("family", ["Llama 3", "Qwen 3, upper windows", "DeepSeek V3"])
+def test_a_program_takes_many_tokens_at_once(family: str, tmp_path: Path) -> None:
+    model = load(make_checkpoint(CASES[family], tmp_path), torch.bfloat16, LONG)
+    ids = random_ids(LONG, 5)
+
+    def of_steps(*ends: int, eager: bool = False) -> Tensor:
+        """The long text's logits, in pieces with these ends, beside a text of few tokens."""
+        run = PagedRun(model, torch.bfloat16, "native", eager=eager)
+        assert (run.program is None) == eager
+        pieces = [run.step({"short": ids[:3]} | {"long": ids[: ends[0]]})["long"]]
+        for begin, end in itertools.pairwise(ends):
+            pieces.append(
+                run.step({"short": ids[begin : begin + 2], "long": ids[begin:end]})["long"]
+            )
+        return torch.cat(pieces)
+
+    whole = of_steps(LONG)
+    assert torch.equal(whole, of_steps(LONG, eager=True))
+    assert torch.equal(whole, of_steps(5, LONG))
+    assert torch.equal(whole, of_steps(131, 200, LONG))

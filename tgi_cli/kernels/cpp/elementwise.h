@@ -42,9 +42,8 @@ inline void scale_row(bf16* x, float factor, int64_t width) {
 // deviations of its gates are taken off each gate, and those below 0 count as 0.
 void sparse_gated_row(const bf16* gate_up, bf16* y, int64_t width, int32_t activation, float deviations);
 
-// x / sqrt(mean(x^2) + eps) * weight (https://arxiv.org/abs/1910.07467); x may be y.
-template <class Weight>
-inline void rms_norm_row(const bf16* x, bf16* y, const Weight* weight, float eps, int64_t width) {
+// 1 / sqrt(mean(x^2) + eps)
+inline float rms_scale(const bf16* x, float eps, int64_t width) {
   f32x16 sums[4] = {};
   int64_t i = 0;
   for (; i + 64 <= width; i += 64)
@@ -58,9 +57,21 @@ inline void rms_norm_row(const bf16* x, bf16* y, const Weight* weight, float eps
   }
   float squares = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
   for (; i < width; ++i) squares += to_float(x[i]) * to_float(x[i]);
-  float scale = 1.0f / std::sqrt(squares / float(width) + eps);
-  for (i = 0; i + 16 <= width; i += 16) store(y + i, load(x + i) * scale * load(weight + i));
+  return 1.0f / std::sqrt(squares / float(width) + eps);
+}
+
+// y = x * scale * weight; x may be y.
+template <class Weight>
+TGI_INLINE void scale_norm_row(const bf16* x, bf16* y, const Weight* weight, float scale, int64_t width) {
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) store(y + i, load(x + i) * scale * load(weight + i));
   for (; i < width; ++i) y[i] = to_bf16(to_float(x[i]) * scale * to_float(weight[i]));
+}
+
+// x / sqrt(mean(x^2) + eps) * weight (https://arxiv.org/abs/1910.07467); x may be y.
+template <class Weight>
+inline void rms_norm_row(const bf16* x, bf16* y, const Weight* weight, float eps, int64_t width) {
+  scale_norm_row(x, y, weight, rms_scale(x, eps, width), width);
 }
 
 // (x - mean) / sqrt(variance + eps) * weight + bias (https://arxiv.org/abs/1607.06450)

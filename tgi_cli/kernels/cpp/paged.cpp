@@ -266,60 +266,62 @@ void attention_merge_run(const Attention& a, const Step& step, const AttentionPl
 
 namespace {
 
-void store_narrow(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
+void store_narrow(const Cache& cache, int64_t slot, int64_t head, const bf16* key, const bf16* value) {
   const int64_t dim = cache.head_dim, value_dim = cache.values ? cache.value_dim : 0, place = slot % TILE;
   const Float8 format = cache.dtype == 1 ? E4M3 : E5M2;
-  uint8_t* keys = static_cast<uint8_t*>(cache.keys) + tile_of(cache, slot, dim);
-  uint8_t* values = static_cast<uint8_t*>(cache.values) + tile_of(cache, slot, value_dim);
-  for (int64_t head = 0; head < cache.kv_heads; ++head) {
-    for (int64_t d = 0; d < dim; d += 16) {
-      const u8x16 codes = to_fp8(load(key + d), format);
-      uint8_t pairs[16];
-      std::memcpy(pairs, &codes, 16);
-      uint8_t* token = keys + d * TILE + fp8_place(place * 2);
-      for (int64_t i = 0; i < 16; i += 2) std::memcpy(token + fp8_place(i * 16), pairs + i, 2);
-    }
-    for (int64_t d = 0; d < value_dim; d += 16) {
-      const u8x16 codes = to_fp8(load(value + d), format);
-      uint8_t* token = values + fp8_place(place / 2 * value_dim * 2 + d * 2) + place % 2;
-      for (int64_t i = 0; i < 16; ++i) token[fp8_place(i * 2)] = codes[i];
-    }
-    keys += dim * TILE;
-    values += value_dim * TILE;
-    key += dim;
-    value += value_dim;
+  uint8_t* keys = static_cast<uint8_t*>(cache.keys) + tile_of(cache, slot, dim) + head * dim * TILE;
+  uint8_t* values = static_cast<uint8_t*>(cache.values) + tile_of(cache, slot, value_dim) + head * value_dim * TILE;
+  for (int64_t d = 0; d < dim; d += 16) {
+    const u8x16 codes = to_fp8(load(key + d), format);
+    uint8_t pairs[16];
+    std::memcpy(pairs, &codes, 16);
+    uint8_t* token = keys + d * TILE + fp8_place(place * 2);
+    for (int64_t i = 0; i < 16; i += 2) std::memcpy(token + fp8_place(i * 16), pairs + i, 2);
   }
+  for (int64_t d = 0; d < value_dim; d += 16) {
+    const u8x16 codes = to_fp8(load(value + d), format);
+    uint8_t* token = values + fp8_place(place / 2 * value_dim * 2 + d * 2) + place % 2;
+    for (int64_t i = 0; i < 16; ++i) token[fp8_place(i * 2)] = codes[i];
+  }
+}
+
+void store_wide(const Cache& cache, int64_t slot, int64_t head, const bf16* key, const bf16* value) {
+  const int64_t dim = cache.head_dim, value_dim = cache.values ? cache.value_dim : 0, place = slot % TILE;
+  bf16* keys = reinterpret_cast<bf16*>(static_cast<uint8_t*>(cache.keys) + tile_of(cache, slot, dim)) +
+               head * dim * TILE + place * 2;
+  bf16* values = reinterpret_cast<bf16*>(static_cast<uint8_t*>(cache.values) + tile_of(cache, slot, value_dim)) +
+                 head * value_dim * TILE + place / 2 * value_dim * 2;
+  for (int64_t d = 0; d < dim; d += 2) std::memcpy(keys + d * TILE, key + d, 4);
+#if defined(__AVX512BW__)
+  const uint32_t mine = 0x55555555u << (place % 2), shift = uint32_t(place % 2 * 16);
+  for (int64_t d = 0; d < value_dim; d += 16) {
+    u16x16 half;
+    std::memcpy(&half, value + d, 32);
+    const u32x16 words = __builtin_convertvector(half, u32x16);
+    // The other token of the pair may be written by another thread at this moment.
+    _mm512_mask_storeu_epi16(values + d * 2, mine, (__m512i)(words << shift));
+  }
+#else
+  for (int64_t d = 0; d < value_dim; ++d) values[d * 2 + place % 2] = value[d];
+#endif
 }
 
 }  // namespace
 
-void store_kv(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
-  if (cache.dtype) return store_narrow(cache, slot, key, value);
-  const int64_t dim = cache.head_dim, value_dim = cache.values ? cache.value_dim : 0, place = slot % TILE;
-#if defined(__AVX512BW__)
-  const uint32_t mine = 0x55555555u << (place % 2), shift = uint32_t(place % 2 * 16);
-#endif
-  bf16* keys = reinterpret_cast<bf16*>(static_cast<uint8_t*>(cache.keys) + tile_of(cache, slot, dim)) + place * 2;
-  bf16* values = reinterpret_cast<bf16*>(static_cast<uint8_t*>(cache.values) + tile_of(cache, slot, value_dim)) +
-                 place / 2 * value_dim * 2;
-  for (int64_t head = 0; head < cache.kv_heads; ++head) {
-    for (int64_t d = 0; d < dim; d += 2) std::memcpy(keys + d * TILE, key + d, 4);
-#if defined(__AVX512BW__)
-    for (int64_t d = 0; d < value_dim; d += 16) {
-      u16x16 half;
-      std::memcpy(&half, value + d, 32);
-      const u32x16 words = __builtin_convertvector(half, u32x16);
-      // The other token of the pair may be written by another thread at this moment.
-      _mm512_mask_storeu_epi16(values + d * 2, mine, (__m512i)(words << shift));
+void store_kv(const Cache& cache, const int64_t* slots, int64_t tokens, const TokenRows& keys,
+              const TokenRows& values) {
+  const int64_t dim = cache.head_dim, value_dim = cache.values ? cache.value_dim : 0;
+  // Heads outside: neighbouring tokens write to the same lines, which do not stay in the first-level cache if
+  // those of all heads are in between.
+  for (int64_t head = 0; head < cache.kv_heads; ++head)
+    for (int64_t token = 0; token < tokens; ++token) {
+      const bf16* key = keys.first + token * keys.stride + head * dim;
+      const bf16* value = values.first + token * values.stride + head * value_dim;
+      if (cache.dtype)
+        store_narrow(cache, slots[token], head, key, value);
+      else
+        store_wide(cache, slots[token], head, key, value);
     }
-#else
-    for (int64_t d = 0; d < value_dim; ++d) values[d * 2 + place % 2] = value[d];
-#endif
-    keys += dim * TILE;
-    values += value_dim * TILE;
-    key += dim;
-    value += value_dim;
-  }
 }
 
 }  // namespace tgi
@@ -346,8 +348,8 @@ TGI_EXPORT void tgi_store_kv(const tgi::Cache* cache, int64_t tokens, const int6
                              int64_t key_stride, const tgi::bf16* value, int64_t value_stride, int threads) {
   constexpr int64_t AT_ONCE = 32;
   tgi::share_out(threads, (tokens + AT_ONCE - 1) / AT_ONCE, [&](int64_t ticket, int) {
-    const int64_t end = std::min(tokens, (ticket + 1) * AT_ONCE);
-    for (int64_t token = ticket * AT_ONCE; token < end; ++token)
-      tgi::store_kv(*cache, slots[token], key + token * key_stride, value + token * value_stride);
+    const int64_t first = ticket * AT_ONCE;
+    tgi::store_kv(*cache, slots + first, std::min(tokens - first, AT_ONCE), {key + first * key_stride, key_stride},
+                  {value + first * value_stride, value_stride});
   });
 }

@@ -50,8 +50,14 @@ inline int64_t attention_merge_tickets(const AttentionPlan& plan) { return int64
 void attention_merge_run(const Attention& attention, const Step& step, const AttentionPlan& plan, int64_t ticket,
                          int thread);
 
-// Put a token's keys [kv_heads, head_dim] and values [kv_heads, value_dim] into their slot. Safe beside the same
+// Keys or values of tokens, [heads, dim] each, so many elements apart.
+struct TokenRows {
+  const bf16* first;
+  int64_t stride;
+};
+
+// Put tokens' keys [kv_heads, head_dim] and values [kv_heads, value_dim] into their slots. Safe beside the same
 // for other slots.
-void store_kv(const Cache& cache, int64_t slot, const bf16* key, const bf16* value);
+void store_kv(const Cache& cache, const int64_t* slots, int64_t tokens, const TokenRows& keys, const TokenRows& values);
 
 }  // namespace tgi

@@ -19,8 +19,9 @@
 namespace tgi {
 namespace {
 
-// Tokens per ticket of what is done token by token: few, so that eight tokens make work for all threads.
-int64_t rows_at_once(int64_t tokens) { return std::clamp<int64_t>(tokens / 4, 1, 8); }
+// Tokens per ticket of what is done token by token: few, so that eight tokens make work for all threads; of
+// prompts a tile of the KV cache, in which two threads would write to the same lines.
+int64_t rows_at_once(int64_t tokens) { return tokens < 256 ? std::clamp<int64_t>(tokens / 4, 1, 8) : 16; }
 
 struct Program;
 
