@@ -142,6 +142,22 @@ def test_a_row_depends_on_nothing_else(
             assert torch.equal(linear(x, matrix, epilogue=Epilogue.FLOAT), whole)
 
 
+@pytest.mark.parametrize("how", ["4/32", "4z/64", "4t/64", "5z/64", "6/32"])
+def test_all_processors_add_up_short_groups_alike(level: str, how: str) -> None:
+    matrix, _ = make(70, 1100, how, exact=False)
+    x = noise(100, 1100)
+    kernels = library.cpp_library()
+    assert kernels is not None
+    before = kernels.tgi_begin_two_products(0)
+    try:
+        one = linear(x, matrix, epilogue=Epilogue.FLOAT)
+        kernels.tgi_begin_two_products(1)
+        assert torch.equal(linear(x, matrix, epilogue=Epilogue.FLOAT), one)
+        assert torch.equal(linear(x[31:48], matrix, epilogue=Epilogue.FLOAT), one[31:48])
+    finally:
+        kernels.tgi_begin_two_products(before)
+
+
 @pytest.mark.parametrize("how", ["bf16", "8", "4z/128", "4t/64", "4i/64"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("out", [32, 70])

@@ -235,3 +235,11 @@ TGI_EXPORT void tgi_linear(const tgi::Linear* linear, int threads) {
 
 // Whether this library multiplies codes of integers as bytes.
 TGI_EXPORT int tgi_multiplies_bytes() { return tgi::BYTE_PRODUCTS; }
+
+// For tests: compute as a processor does that begins two products per cycle, or one that does not; returns what it
+// was before.
+TGI_EXPORT int tgi_begin_two_products(int two) {
+  const int before = tgi::two_products;
+  tgi::two_products = two;
+  return before;
+}
