@@ -56,7 +56,9 @@ def memory(pid: int) -> Memory:
 
 
 class PeakMemory:
-    """Finds the peak of the proportional sizes of this process's descendants while it is entered.
+    """Finds the peak of the proportional sizes of processes that start while it is entered.
+
+    They are this process's descendants; those that were there before do not count.
 
     The kernel keeps no such peak, and computes a proportional size by a walk over all pages of a
     process: milliseconds for a gigabyte, in which the process cannot map others. So a thread looks
@@ -72,10 +74,12 @@ class PeakMemory:
     def __init__(self) -> None:
         self.megabytes = 0.0
         self._highest = 0
+        self._earlier: frozenset[int] = frozenset()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
 
     def __enter__(self) -> PeakMemory:
+        self._earlier = frozenset(descendants(os.getpid()))
         self._thread.start()
         return self
 
@@ -85,7 +89,7 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._ended.wait(INTERVAL):
-            pids = [pid for pid in descendants(os.getpid()) if pid != os.getpid()]
+            pids = [pid for pid in descendants(os.getpid()) if pid not in self._earlier]
             resident = sum(_resident_pages(pid) for pid in pids)
             if resident > self._highest * GROWTH:
                 self._highest = resident
