@@ -17,6 +17,7 @@ from tgi_cli.quantization import bitsandbytes
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod, QuantizedMatmul
 from tgi_cli.quantization.block_weight import BlockWeight, CodedWeight, concat_blocks, decoded
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
+from tgi_cli.quantization.few_rows import FewRows
 from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, make_matmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, concat_outputs, quantize_int8
 from tgi_cli.quantization.unquantized import Unquantized
@@ -211,6 +212,7 @@ class _PlainMatmul(QuantizedMatmul):
         self.weight: nn.Parameter | None = nn.Parameter(weight.to(device), requires_grad=False)
         self.packed: Tensor | PackedMatrix | None = None
         self.exempt = self.paired = False
+        self.few_rows: FewRows | None = None
         plain.process_after_loading(self)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:

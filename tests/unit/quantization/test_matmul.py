@@ -15,7 +15,7 @@ from tgi_cli.device.distributed import ALONE
 from tgi_cli.kernels import build, cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import unpack
 from tgi_cli.layers import Build, ColumnParallelLinear, Projection
-from tgi_cli.quantization import Quantized, bitsandbytes, fp8
+from tgi_cli.quantization import Quantized, bitsandbytes, fp8, unquantized
 from tgi_cli.quantization.matmul import (
     ConcatMatmul,
     CppMatmul,
@@ -274,6 +274,18 @@ def test_merged_parts(how: str, kernels: str) -> None:
     products = {"alike": 1, "apart": 3, "one plain": 1, "all plain": 0}[how]
     assert sum(method.kernels.values()) == products
     assert isinstance(layer.packed, ConcatMatmul) == (how in ("apart", "one plain"))
+
+
+def test_a_plain_part_that_no_kernel_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(unquantized, "ONEDNN_DTYPES", frozenset())
+    parts = {"q": random_codes(64, 128), "v": torch.randn(32, 128).bfloat16()}
+    with without_cpp_kernels():
+        layer = filled(Quantized(torch.bfloat16, CPU), parts, 128)
+        x = torch.randn(5, 128).bfloat16()
+        product = layer(x)
+    dense = torch.cat([parts["q"].dequantize(torch.float32), parts["v"]])
+    assert near(product, x, dense, torch.full((96,), 0.5))
 
 
 def test_plain_weights_are_quantized_as_they_come(kernels: str) -> None:
