@@ -62,11 +62,11 @@ def test_a_server_that_does_not_answer_or_listen() -> None:
     assert probe.ask(HEALTH) is None
 
 
-def test_a_launcher_imports_no_http_client() -> None:
+def test_a_launcher_imports_nothing_heavy() -> None:
     code = """
 import sys
 import tgi_cli.launcher.serve
-print(*sorted({"ssl", "email", "http.client", "torch", "numpy", "asyncio"} & set(sys.modules)))
+print(*sorted({"torch", "numpy", "asyncio"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
