@@ -79,24 +79,22 @@ struct BitPlanesPanel {
   }
 };
 
-#if defined(__AVX512VNNI__)
-
 // Reads fours of codes as bytes, for products in integers (integer_tile.h).
 template <int BITS>
 struct BitPlanesCodes {
   using Planes = BitPlanes<BITS>;
   static constexpr int INPUTS = Planes::INPUTS;
   static constexpr int STRIDE = Planes::BYTES;
-  static constexpr int MIDDLE = 1 << (BITS - 1);
+  static constexpr int LARGEST = (1 << BITS) - 1;
 
-  static TGI_INLINE u32x16 four(const uint8_t* chunk, int v, int which) {
-    const u32x16 words = load_pairs(chunk + which / 2 * 128 + 64 * v);
-    const u32x16 lower = (which % 2 ? words >> 4 : words) & 0x0f0f0f0fu;
-    const u32x16 upper = shifted(load_pairs(chunk + Planes::LOWER_BYTES), Planes::shift(v, which));
+  static TGI_INLINE Words four(const uint8_t* chunk, int v, int which) {
+    constexpr int PER_HALF = 16 / WIDTH;  // vectors of 16 outputs
+    const Words words = read<Words>(chunk + which / 2 * 128 + 4 * WIDTH * v);
+    const Words lower = (which % 2 ? words >> 4 : words) & 0x0f0f0f0fu;
+    const Words upper = shifted(read<Words>(chunk + Planes::LOWER_BYTES + 4 * WIDTH * (v % PER_HALF)),
+                                Planes::shift(v / PER_HALF, which));
     return lower | (upper & 0x01010101u * (Planes::MASK << 4));
   }
 };
-
-#endif
 
 }  // namespace tgi

@@ -63,7 +63,7 @@ void multiply_rows(const Tile& tile, int64_t rows, int64_t panels) {
 
 void multiply_format(int32_t format, const Tile& tile, int64_t rows, int64_t panels) {
   if (format == INT4) return multiply_rows<Int4Panel>(tile, rows, panels);
-  if constexpr (!BYTE_PRODUCTS)
+  if constexpr (!VNNI)
     if (format == INT8) return multiply_rows<Int8Panel>(tile, rows, panels);
   if (format == FP8) return multiply_rows<Fp8Panel>(tile, rows, panels);
   if (format == INT5) return multiply_rows<BitPlanesPanel<5>>(tile, rows, panels);
@@ -107,7 +107,7 @@ void run_pairs(const Linear& linear, const Piece& piece) {
   const bool conflicts = tiles > 1 && linear.x_stride % 1024 == 0;
   // The first of several tiles stores the decoded panel for the others. Not with 4-bit codes, AVX512-BF16
   // and tiles of many rows: there, decoding is hidden by the products, and storing is not.
-  const bool hidden = BYTE_PRODUCTS && weight.format == INT4 && tile_rows(weight) == TILE_ROWS;
+  const bool hidden = VNNI && weight.format == INT4 && tile_rows(weight) == TILE_ROWS;
   const bool decodes = tiles > 1 && piece.row(1) >= DECODING_ROWS && weight.format != BF16 && !hidden;
 
   for (int64_t from = 0; from < weight.in; from += slab) {

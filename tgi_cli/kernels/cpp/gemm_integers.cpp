@@ -6,7 +6,7 @@
 
 namespace tgi {
 
-#if defined(__AVX512VNNI__)
+#if TGI_BYTE_PRODUCTS
 
 void run_integers(const Linear& linear, const QuantizedRows& quantized, const Piece& piece, float* all_sums) {
   const Matrix& weight = *linear.weight;

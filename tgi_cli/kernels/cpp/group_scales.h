@@ -50,7 +50,7 @@ struct GroupScales {
   TGI_INLINE void of_group(int64_t index, Floats* scale, Floats* offset) const {
     const Floats less = Floats{} + minus_middle;
     const int64_t at = (group + index) * PANEL, above = ((group + index) >> shift) * PANEL;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) {
       const int64_t first = WIDTH * (v % PANEL_VECTORS + FIRST), panel = v / PANEL_VECTORS;
       const int64_t code = panel * code_stride + (at + first) * (kind == HALVES ? 2 : 1);

@@ -1,13 +1,11 @@
 // The inner loops of a product in integers: a few quantized rows times panels of codes.
 //
-// One instruction multiplies four codes of an output by four numbers of a row and adds the products
-// to a sum of 32 bits, exactly. The sum over a block of inputs is then scaled and added in float32.
+// Codes of an output are multiplied by four numbers of a row at a time, and the products added to a sum of
+// 32 bits, exactly. The sum over a block of inputs is then scaled and added in float32.
 #pragma once
 
 #include "quantized_rows.h"
 #include "tile.h"
-
-#if defined(__AVX512VNNI__)
 
 namespace tgi {
 
@@ -26,22 +24,22 @@ struct IntegerTile {
   int64_t group_blocks;
 };
 
-// Panels of codes, read as bytes: those of four inputs for each of 16 outputs.
+// Panels of codes, read as bytes: those of four inputs for each output of vector v.
 struct Int8Codes {
   static constexpr int INPUTS = 4;  // of a chunk
   static constexpr int STRIDE = 128;
-  static constexpr int MIDDLE = 128;  // the code of 0
+  static constexpr int LARGEST = 255;
 
-  static TGI_INLINE u32x16 four(const uint8_t* chunk, int v, int) { return load_pairs(chunk + 64 * v); }
+  static TGI_INLINE Words four(const uint8_t* chunk, int v, int) { return read<Words>(chunk + 4 * WIDTH * v); }
 };
 
 struct Int4Codes {
   static constexpr int INPUTS = 8;
   static constexpr int STRIDE = 256;
-  static constexpr int MIDDLE = 8;
+  static constexpr int LARGEST = 15;
 
-  static TGI_INLINE u32x16 four(const uint8_t* chunk, int v, int which) {
-    const u32x16 words = load_pairs(chunk + 64 * v);
+  static TGI_INLINE Words four(const uint8_t* chunk, int v, int which) {
+    const Words words = read<Words>(chunk + 4 * WIDTH * v);
     return (which ? words >> 4 : words) & 0x0f0f0f0fu;
   }
 };
@@ -57,6 +55,8 @@ TGI_INLINE float float_at(const uint8_t* from) {
   std::memcpy(&number, from, 4);
   return number;
 }
+
+#if defined(__AVX512VNNI__)
 
 // Adds to each lane the products of four unsigned codes and four signed numbers.
 TGI_INLINE u32x16 add_fours(u32x16 sum, u32x16 codes, int32_t four) {
@@ -227,6 +227,132 @@ void multiply_integer_rows(const IntegerTile& tile, int64_t rows) {
   multiply_integers<Codes, PLANES, ROWS, PANELS>(tile);
 }
 
-}  // namespace tgi
+#elif defined(__AVX2__)
+
+// Products of fours of codes and numbers in each lane, added up in pairs of 16 bits.
+template <class Codes>
+TGI_INLINE __m256i pairs_of_four(Words codes, uint32_t four) {
+  const __m256i numbers = _mm256_set1_epi32(int32_t(four));
+  if constexpr (Codes::LARGEST < 128) return _mm256_maddubs_epi16((__m256i)codes, numbers);
+  // Unsigned codes of 8 bits would overflow: magnitudes of codes less 128 are multiplied, signs go to the numbers.
+  const __m256i integers = (__m256i)(codes ^ 0x80808080u);
+  return _mm256_maddubs_epi16(_mm256_abs_epi8(integers), _mm256_sign_epi8(numbers, integers));
+}
+
+// So many vectors of a panel, from `FIRST` on; or all of two panels that alternate.
+template <class Codes, int ROWS, int VECTORS, int FIRST = 0>
+void multiply_integers(const IntegerTile& tile) {
+  constexpr int FOURS = Codes::INPUTS / 4;  // of a chunk
+  // Fours whose products are added up in 16 bits, which hold 8 of 4-bit codes: as many as have registers.
+  constexpr int SPAN = Codes::LARGEST > 127 ? 1 : Codes::LARGEST > 31 ? 2 : 4;
+  constexpr int SPAN_CHUNKS = SPAN / FOURS;
+  constexpr int SHIFTED = Codes::LARGEST < 128;  // codes are unsigned
+  // Every third row has a pointer: the two behind it are reached by the stride.
+  constexpr int POINTERS = (ROWS + 2) / 3;
+  const int64_t stride = tile.rows.stride, field = 4 * tile.blocks;
+  const uint8_t* numbers[POINTERS];
+#pragma GCC unroll 4
+  for (int i = 0; i < POINTERS; ++i) numbers[i] = tile.rows.first + tile.numbers + 3 * i * stride;
+  const uint8_t* scale_of = tile.rows.first + 4 * tile.block;
+  const uint8_t* panel = tile.panel;
+  const bool grouped = tile.scales.kind != NO_GROUPS;
+  const __m256i ones = _mm256_set1_epi16(1);
+  int64_t in_group = 0, group = 0;
+  auto kept = [&](int r, int v) {
+    return tile.sums + v / PANEL_VECTORS * tile.sums_stride + r * PANEL + WIDTH * (v % PANEL_VECTORS + FIRST);
+  };
+
+  for (int64_t left = tile.chunks; left > 0; left -= tile.block_chunks) {
+    const int64_t chunks = left < tile.block_chunks ? left : tile.block_chunks;
+    Words sums[ROWS][VECTORS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v)
+        sums[r][v] = SHIFTED ? Words{} + word_at(scale_of + r * stride + field) : Words{};
+
+    auto add_chunks = [&](auto count) __attribute__((always_inline)) {
+      constexpr int TOGETHER = decltype(count)::value * FOURS;
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) {
+        Words codes[TOGETHER];
+#pragma GCC unroll 4
+        for (int i = 0; i < TOGETHER; ++i)
+          codes[i] = Codes::four(panel + i / FOURS * Codes::STRIDE + v / PANEL_VECTORS * 128,
+                                 v % PANEL_VECTORS + FIRST, i % FOURS);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          const uint8_t* from = numbers[r / 3] + (r % 3) * stride;
+          __m256i pairs = pairs_of_four<Codes>(codes[0], word_at(from));
+#pragma GCC unroll 4
+          for (int i = 1; i < TOGETHER; ++i)
+            pairs = _mm256_add_epi16(pairs, pairs_of_four<Codes>(codes[i], word_at(from + 4 * i)));
+          sums[r][v] += (Words)_mm256_madd_epi16(pairs, ones);
+        }
+      }
+      panel += decltype(count)::value * Codes::STRIDE;
+#pragma GCC unroll 4
+      for (int i = 0; i < POINTERS; ++i) numbers[i] += 4 * TOGETHER;
+    };
+    int64_t rest = chunks;
+    for (; rest >= SPAN_CHUNKS; rest -= SPAN_CHUNKS) add_chunks(std::integral_constant<int, SPAN_CHUNKS>{});
+    if constexpr (SPAN_CHUNKS > 1)
+      for (; rest; --rest) add_chunks(std::integral_constant<int, 1>{});
+
+    Floats scale[VECTORS], offset[VECTORS];
+    if (grouped) tile.scales.of_group<VECTORS, FIRST>(group, scale, offset);
+    auto add_block = [&](auto in_groups, auto offsets) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) {
+        const Floats row_scale = Floats{} + float_at(scale_of + r * stride);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) {
+          Floats total = read<Floats>(kept(r, v));
+          const Floats sum = __builtin_convertvector((Integers)sums[r][v], Floats);
+          Floats factor = row_scale;
+          if constexpr (in_groups) factor = scale[v] * row_scale;
+          total = multiply_add(factor, sum, total);
+          if constexpr (offsets)
+            total = multiply_add(offset[v], Floats{} + float_at(scale_of + r * stride + 2 * field), total);
+          std::memcpy(kept(r, v), &total, sizeof total);
+        }
+      }
+    };
+    if (tile.scales.offsets)
+      add_block(std::true_type{}, std::true_type{});
+    else if (grouped)
+      add_block(std::true_type{}, std::false_type{});
+    else
+      add_block(std::false_type{}, std::false_type{});
+
+    scale_of += 4;
+    if (grouped && ++in_group == tile.group_blocks) {
+      in_group = 0;
+      ++group;
+    }
+  }
+}
+
+// Of so few rows, two panels that alternate are multiplied at once.
+constexpr int64_t TWO_INTEGER_PANELS_ROWS = 1;
+
+// The same with the number of rows known at run time.
+template <class Codes, int PLANES, int PANELS = 1, int ROWS = TILE_ROWS>
+void multiply_integer_rows(const IntegerTile& tile, int64_t rows) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return multiply_integer_rows<Codes, PLANES, PANELS, ROWS - 1>(tile, rows);
+  if constexpr (PLANES == 1) {
+    // As many sums as there are registers beside four of codes.
+    constexpr int VECTORS = ROWS == 1 ? PANELS * PANEL_VECTORS : ROWS == 2 ? PANEL_VECTORS : ROWS <= 4 ? 2 : 1;
+    multiply_integers<Codes, ROWS, VECTORS>(tile);
+    if constexpr (VECTORS < PANEL_VECTORS) multiply_integers<Codes, ROWS, VECTORS, VECTORS>(tile);
+    if constexpr (2 * VECTORS < PANEL_VECTORS) {
+      multiply_integers<Codes, ROWS, VECTORS, 2 * VECTORS>(tile);
+      multiply_integers<Codes, ROWS, VECTORS, 3 * VECTORS>(tile);
+    }
+  }
+}
 
 #endif
+
+}  // namespace tgi

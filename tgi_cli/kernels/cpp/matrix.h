@@ -12,10 +12,18 @@ constexpr int64_t PANEL = 32;  // outputs
 
 // Whether there is an instruction for dot products of bytes.
 #if defined(__AVX512VNNI__)
-constexpr bool BYTE_PRODUCTS = true;
+constexpr bool VNNI = true;
 #else
-constexpr bool BYTE_PRODUCTS = false;
+constexpr bool VNNI = false;
 #endif
+
+// Whether codes of integers can be multiplied as bytes: with that instruction, or with AVX2's for pairs.
+#if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#define TGI_BYTE_PRODUCTS 1
+#else
+#define TGI_BYTE_PRODUCTS 0
+#endif
+constexpr bool BYTE_PRODUCTS = TGI_BYTE_PRODUCTS;
 
 // Most inputs that share a scale of x if its numbers have two bytes and the weight has a scale per output.
 // A block takes about as long as ten more inputs would. Up to 1024 inputs, its sum fits into 32 bits.
@@ -65,7 +73,7 @@ struct Matrix {
   // Bytes of a number of x in a product of integers (quantized_rows.h); 0: codes become bfloat16.
   int64_t planes() const {
     if (!BYTE_PRODUCTS || format == BF16 || format == FP8 || table) return 0;
-    return input_bits == 8 ? 1 : format == INT8 ? 2 : 0;
+    return input_bits == 8 ? 1 : VNNI && format == INT8 ? 2 : 0;
   }
   // Inputs whose numbers of x share a scale then, a multiple of 16, as groups are.
   int64_t block() const {
