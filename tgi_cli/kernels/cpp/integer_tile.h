@@ -4,8 +4,8 @@
 // 32 bits, exactly. The sum over a block of inputs is then scaled and added in float32.
 #pragma once
 
+#include "pieces.h"
 #include "quantized_rows.h"
-#include "tile.h"
 
 namespace tgi {
 
@@ -243,10 +243,11 @@ TGI_INLINE __m256i pairs_of_four(Words codes, uint32_t four) {
 template <class Codes, int ROWS, int VECTORS, int FIRST = 0>
 void multiply_integers(const IntegerTile& tile) {
   constexpr int FOURS = Codes::INPUTS / 4;  // of a chunk
-  // Fours whose products are added up in 16 bits, which hold 8 of 4-bit codes: as many as have registers.
+  // Fours whose products are added up in 16 bits, which hold 1, 2 and 4 of 8-, 6- and 5-bit codes. 8 of 4-bit
+  // codes would do, but have no registers.
   constexpr int SPAN = Codes::LARGEST > 127 ? 1 : Codes::LARGEST > 31 ? 2 : 4;
   constexpr int SPAN_CHUNKS = SPAN / FOURS;
-  constexpr int SHIFTED = Codes::LARGEST < 128;  // codes are unsigned
+  constexpr bool UNSIGNED = Codes::LARGEST < 128;  // codes are multiplied as they are
   // Every third row has a pointer: the two behind it are reached by the stride.
   constexpr int POINTERS = (ROWS + 2) / 3;
   const int64_t stride = tile.rows.stride, field = 4 * tile.blocks;
@@ -265,11 +266,11 @@ void multiply_integers(const IntegerTile& tile) {
   for (int64_t left = tile.chunks; left > 0; left -= tile.block_chunks) {
     const int64_t chunks = left < tile.block_chunks ? left : tile.block_chunks;
     Words sums[ROWS][VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v)
-        sums[r][v] = SHIFTED ? Words{} + word_at(scale_of + r * stride + field) : Words{};
+        sums[r][v] = UNSIGNED ? Words{} + word_at(scale_of + r * stride + field) : Words{};
 
     auto add_chunks = [&](auto count) __attribute__((always_inline)) {
       constexpr int TOGETHER = decltype(count)::value * FOURS;
@@ -280,9 +281,10 @@ void multiply_integers(const IntegerTile& tile) {
         for (int i = 0; i < TOGETHER; ++i)
           codes[i] = Codes::four(panel + i / FOURS * Codes::STRIDE + v / PANEL_VECTORS * 128,
                                  v % PANEL_VECTORS + FIRST, i % FOURS);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
           const uint8_t* from = numbers[r / 3] + (r % 3) * stride;
+          __asm__ volatile("" : "+r"(from));  // else GCC keeps numbers for the next vector, in memory
           __m256i pairs = pairs_of_four<Codes>(codes[0], word_at(from));
 #pragma GCC unroll 4
           for (int i = 1; i < TOGETHER; ++i)
@@ -302,7 +304,7 @@ void multiply_integers(const IntegerTile& tile) {
     Floats scale[VECTORS], offset[VECTORS];
     if (grouped) tile.scales.of_group<VECTORS, FIRST>(group, scale, offset);
     auto add_block = [&](auto in_groups, auto offsets) __attribute__((always_inline)) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) {
         const Floats row_scale = Floats{} + float_at(scale_of + r * stride);
 #pragma GCC unroll 8
@@ -337,13 +339,13 @@ void multiply_integers(const IntegerTile& tile) {
 constexpr int64_t TWO_INTEGER_PANELS_ROWS = 1;
 
 // The same with the number of rows known at run time.
-template <class Codes, int PLANES, int PANELS = 1, int ROWS = TILE_ROWS>
+template <class Codes, int PLANES, int PANELS = 1, int ROWS = INTEGER_TILE_ROWS>
 void multiply_integer_rows(const IntegerTile& tile, int64_t rows) {
   if constexpr (ROWS > 1)
     if (rows < ROWS) return multiply_integer_rows<Codes, PLANES, PANELS, ROWS - 1>(tile, rows);
   if constexpr (PLANES == 1) {
-    // As many sums as there are registers beside four of codes.
-    constexpr int VECTORS = ROWS == 1 ? PANELS * PANEL_VECTORS : ROWS == 2 ? PANEL_VECTORS : ROWS <= 4 ? 2 : 1;
+    // As many sums as there are registers beside those of codes.
+    constexpr int VECTORS = ROWS == 1 ? PANELS * PANEL_VECTORS : ROWS == 2 ? PANEL_VECTORS : ROWS == 3 ? 2 : 1;
     multiply_integers<Codes, ROWS, VECTORS>(tile);
     if constexpr (VECTORS < PANEL_VECTORS) multiply_integers<Codes, ROWS, VECTORS, VECTORS>(tile);
     if constexpr (2 * VECTORS < PANEL_VECTORS) {

@@ -11,6 +11,9 @@
 
 namespace tgi {
 
+// Rows of a tile of a product in integers with AVX2: more share what decoding codes and reading scales take.
+constexpr int INTEGER_TILE_ROWS = 8;
+
 // A piece has at most so many rows, whose inputs, a slab at a time, fit into the second-level cache.
 constexpr int64_t MAX_ROWS = 8 * TILE_ROWS;
 constexpr int64_t MAX_PANELS = 8;
@@ -46,6 +49,7 @@ inline bool two_products = begins_two_products();
 // cycle, that pays off for groups of 16 alone, if codes become bfloat16: 4-bit codes in groups of 64 took 1.15
 // to 1.2 times as long with tiles of six rows, and 6-bit codes in groups of 16 0.92 to 0.95 times.
 inline int64_t tile_rows(const Matrix& weight) {
+  if (!VNNI && weight.planes()) return INTEGER_TILE_ROWS;
   const int64_t longest = weight.planes() == 2 ? 0 : two_products && !weight.planes() ? 16 : 64;
   const bool keeps = TILE_ROWS == 12 && weight.group && weight.group <= longest;
   return keeps ? TILE_ROWS / 2 : TILE_ROWS;
