@@ -3,9 +3,10 @@
 A weight is stored in panels of 32 outputs, in bfloat16 or as codes of 4 to 8 bits with scales.
 Codes (integers, e4m3, or indices of a table of 16) become bfloat16 in registers, without loss.
 Where there is VNNI, products with 8-bit integers are computed in integers instead: rows are
-converted to 15 bits, with a smaller error than that of rounding to bfloat16, or to 8 bits if
-:func:`quantize_inputs` asks for it, which 4-bit integers support as well. A row's product is the
-same to the last bit whatever rows are beside it and however many threads compute.
+converted to 15 bits, with a smaller error than that of rounding to bfloat16. Where
+:func:`quantize_inputs` asks for it, rows are converted to 8 bits for integers of all widths, with
+VNNI or AVX2. A row's product is the same to the last bit whatever rows are beside it and however
+many threads compute.
 """
 
 from __future__ import annotations
