@@ -74,7 +74,7 @@ SERVED = {
     },
     "Llama 3 8B, float16": replace(_MODELS["Llama 3 8B"], dtype=torch.float16),
 }
-"""Configurations that are compiled, and whose figures docs/benchmarks.md has."""
+"""Configurations that are compiled, and whose figures docs/benchmarks-kernels.md has."""
 
 
 def attend(case: Case, capability: int) -> TritonAttention:

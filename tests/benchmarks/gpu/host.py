@@ -52,7 +52,8 @@ PROMPT = 256
 STEPS = 40
 GREEDY = SamplingParams(temperature=0.0)
 ROOFLINE_MS = {"8b": {1: 3.5, 32: 4.5, 256: 11.5}}
-"""Milliseconds in which an H200 reads what such a step needs, at 4.3 TB/s (docs/benchmarks.md)."""
+"""Milliseconds in which an H200 reads what such a step needs, at 4.3 TB/s; the shares of
+docs/benchmarks-kernels.md refer to it."""
 
 
 class NoGraph:
