@@ -17,9 +17,8 @@ from tgi_cli.worker.sizing.saved_profile import SavedProfile
 log = logging.getLogger(__name__)
 
 PROCESS_BYTES = 768 << 20
-"""Memory of the processes without a model: launcher 30 MB, router 100, torch 220 (see
-docs/benchmarks.md), and the router's child processes for templates and grammars; the rest is for
-requests."""
+"""Memory of the processes without a model: launcher 30 MB, router 100 and torch 220 as resident
+sizes, and the router's child processes for templates and grammars; the rest is for requests."""
 
 PIXEL_BYTES = 32
 """Memory that decoding an image takes for each pixel, as for --max-image-pixels."""

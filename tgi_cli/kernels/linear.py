@@ -158,7 +158,7 @@ def pack_codes(
 def quantize_inputs(matrix: PackedMatrix) -> bool:
     """Let products with this matrix round rows to 8-bit integers, with a scale per 64 inputs.
 
-    Where the groups of the matrix are not a multiple of 64, a scale is for 32 inputs.
+    Where the groups of the matrix are not a multiple of 64, a scale is for 32 or 16 inputs.
 
     Returns:
         False, without effect, if codes are not integers or :func:`multiplies_bytes` is false.
