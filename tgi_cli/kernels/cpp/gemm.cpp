@@ -25,7 +25,7 @@ constexpr bf16 INTEGERS[32] = {
 
 struct Scratch {
   alignas(64) float sums[MAX_PANELS * MAX_ROWS * PANEL];
-  alignas(64) bf16 x[std::max(MAX_ROWS * (SLAB + MARGIN), TILE_ROWS * (LONG_SLAB + MARGIN))];
+  alignas(64) Input x[std::max(MAX_ROWS * (SLAB + MARGIN), TILE_ROWS * (LONG_SLAB + MARGIN))];
   alignas(64) uint8_t decoded[SLAB / 2 * 4 * PANEL];  // a slab of a panel
   float x_sums[std::max(MAX_ROWS * SLAB, TILE_ROWS * LONG_SLAB) / MIN_GROUP];
 };
@@ -36,7 +36,7 @@ void multiply_panels(const Tile& tile, int64_t panels) {
   // Of few rows a panel alone makes too few sums at once to keep the processor busy.
   if constexpr (ROWS <= TWO_PANELS_ROWS && Panel::STRIDE > Panel::BYTES)
     if (panels == 2) return multiply<Panel, ROWS, 2 * PANEL_VECTORS>(tile);
-  constexpr int VECTORS = ROWS <= 2 ? PANEL_VECTORS : TILE_VECTORS;
+  constexpr int VECTORS = ROWS <= WHOLE_PANEL_ROWS ? PANEL_VECTORS : TILE_VECTORS;
   multiply<Panel, ROWS, VECTORS>(tile);
   if constexpr (VECTORS < PANEL_VECTORS) multiply<Panel, ROWS, VECTORS, VECTORS>(tile);
 }
@@ -48,9 +48,9 @@ void multiply_rows(const Tile& tile, int64_t rows, int64_t panels) {
     case 2: return multiply_panels<Panel, 2>(tile, panels);
     case 3: return multiply_panels<Panel, 3>(tile, panels);
     case 4: return multiply_panels<Panel, 4>(tile, panels);
-#if defined(__AVX512F__)
     case 5: return multiply_panels<Panel, 5>(tile, panels);
     case 6: return multiply_panels<Panel, 6>(tile, panels);
+#if defined(__AVX512F__)
     case 7: return multiply_panels<Panel, 7>(tile, panels);
     case 8: return multiply_panels<Panel, 8>(tile, panels);
     case 9: return multiply_panels<Panel, 9>(tile, panels);
@@ -87,6 +87,14 @@ float sum_row(const bf16* x, int64_t length) {
   return sum_of(lanes);
 }
 
+// Numbers of a row of x, as products read them.
+void copy_inputs(const bf16* x, int64_t length, Input* to) {
+  if constexpr (WIDE_INPUTS)
+    std::transform(x, x + length, to, [](bf16 number) { return to_float(number); });
+  else
+    std::memcpy(to, x, size_t(length) * sizeof(bf16));
+}
+
 // What a single tile fetches in one of two panels that alternate.
 Ahead of_two(const Tile& tile, int64_t panel, const uint8_t* next) {
   constexpr int64_t BYTES = Int4Panel::BYTES;
@@ -115,23 +123,25 @@ void run_pairs(const Linear& linear, const Piece& piece) {
     const int64_t chunks = ceil_div(length, chunk);
     const int64_t slab_bytes = chunks * weight.chunk_bytes(), start = from / chunk * weight.chunk_stride();
     const bool last = from + length == weight.in;
-    const bf16* x = linear.x + piece.first_row * linear.x_stride + from;
+    const bf16* narrow = linear.x + piece.first_row * linear.x_stride + from;
     int64_t x_stride = linear.x_stride;
-    if (conflicts || length % chunk) {
+    const Input* x = scratch.x;
+    if (WIDE_INPUTS || conflicts || length % chunk) {
       x_stride = slab + MARGIN;
       for (int64_t row = 0; row < rows; ++row) {
-        bf16* to = scratch.x + row * x_stride;
-        std::memcpy(to, x + row * linear.x_stride, size_t(length) * sizeof(bf16));
-        std::fill(to + length, to + chunks * chunk, bf16(0));
+        Input* to = scratch.x + row * x_stride;
+        copy_inputs(narrow + row * linear.x_stride, length, to);
+        std::fill(to + length, to + chunks * chunk, Input(0));
       }
-      x = scratch.x;
+    } else {
+      x = reinterpret_cast<const Input*>(narrow);
     }
     const int64_t slab_groups = weight.group ? ceil_div(length, weight.group) : 1;
     if (weight.has_offsets())
       for (int64_t row = 0; row < rows; ++row)
         for (int64_t g = 0; g < slab_groups; ++g)
           scratch.x_sums[g * rows + row] =
-              -sum_row(x + row * x_stride + g * weight.group,
+              -sum_row(narrow + row * linear.x_stride + g * weight.group,
                        std::min(weight.group, length - g * weight.group));
 
     int64_t at_once = 1;

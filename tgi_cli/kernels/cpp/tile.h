@@ -26,7 +26,7 @@ struct Ahead {
 
 // A tile to compute: rows of x times some chunks of a panel, or of two that alternate.
 struct Tile {
-  const bf16* x;
+  const Input* x;
   int64_t x_stride;
   const uint8_t* panel;
   int64_t groups;        // of inputs that share a scale
@@ -44,7 +44,7 @@ struct Tile {
   const bf16* table;    // of Int4Panel: what its codes stand for, all 16 twice
 };
 
-constexpr int DECODING_ROWS = TILE_ROWS / 4;
+constexpr int DECODING_ROWS = 3;
 
 // Panels in their formats, a chunk at a time: the bfloat16 numbers of a pair of inputs for the
 // outputs of vector v of the panel.
@@ -188,7 +188,7 @@ void multiply(const Tile& tile) {
                                                         Panel::BYTES > Bf16Panel::BYTES);
   // Every third row has a pointer: the two behind it are reached by its stride.
   constexpr int POINTERS = (ROWS + 2) / 3;
-  const bf16* rows[POINTERS];
+  const Input* rows[POINTERS];
 #pragma GCC unroll 8
   for (int i = 0; i < POINTERS; ++i) rows[i] = tile.x + 3 * i * stride;
 
@@ -244,12 +244,27 @@ void multiply(const Tile& tile) {
             decoded += 4 * PANEL;
           }
         }
+#if defined(__AVX512F__)
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
           Words x = Words{} + pair_at(rows[r / 3] + (r % 3) * stride + 2 * pair);
 #pragma GCC unroll 4
           for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_pairs(sums[r][v], x, weights[v]);
         }
+#else
+#pragma GCC unroll 2
+        for (int which = 0; which < 2; ++which) {
+          Floats numbers[VECTORS];
+#pragma GCC unroll 4
+          for (int v = 0; v < VECTORS; ++v) numbers[v] = numbers_of(weights[v], which);
+#pragma GCC unroll 16
+          for (int r = 0; r < ROWS; ++r) {
+            const Floats x = everywhere(rows[r / 3] + (r % 3) * stride + 2 * pair + which);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = multiply_add(x, numbers[v], sums[r][v]);
+          }
+        }
+#endif
       }
 #pragma GCC unroll 8
       for (int i = 0; i < POINTERS; ++i) rows[i] += 2 * Panel::PAIRS;

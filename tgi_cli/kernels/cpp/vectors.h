@@ -13,7 +13,9 @@ typedef f32x16 Floats;
 typedef u32x16 Words;
 typedef u16x16 Halves;
 constexpr int TILE_ROWS = 12;
+constexpr int WHOLE_PANEL_ROWS = 2;  // of so many there are enough for all vectors of a panel
 constexpr int TWO_PANELS_ROWS = 5;  // and of so many there are enough for two panels
+using Input = bf16;                 // what products read x in
 
 TGI_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return fused(a, b, c); }
 TGI_INLINE Floats add_pairs(Floats sum, Words a, Words b) { return dot2(sum, a, b); }
@@ -22,8 +24,12 @@ constexpr int WIDTH = 8;
 typedef float Floats __attribute__((vector_size(32)));
 typedef uint32_t Words __attribute__((vector_size(32)));
 typedef uint16_t Halves __attribute__((vector_size(16)));
-constexpr int TILE_ROWS = 4;
+constexpr int TILE_ROWS = 6;
+constexpr int WHOLE_PANEL_ROWS = 3;
 constexpr int TWO_PANELS_ROWS = 0;
+// There are no products of bfloat16 numbers: x is converted once for all panels, and then read into all lanes by a
+// load, while the conversion of weights, once for all rows, is hidden by the products.
+using Input = float;
 
 TGI_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__FMA__)
@@ -33,11 +39,21 @@ TGI_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-TGI_INLINE Floats add_pairs(Floats sum, Words a, Words b) {
-  sum = multiply_add((Floats)(a << 16), (Floats)(b << 16), sum);
-  return multiply_add((Floats)(a & 0xffff0000u), (Floats)(b & 0xffff0000u), sum);
+// A number in all lanes: the compiler would add it to zeros first, whose sign matters.
+TGI_INLINE Floats everywhere(const float* number) {
+#if defined(__AVX2__)
+  return (Floats)_mm256_broadcast_ss(number);
+#else
+  return Floats{} + *number;
+#endif
+}
+
+// The first numbers of pairs, or the second.
+TGI_INLINE Floats numbers_of(Words pairs, int which) {
+  return (Floats)(which ? pairs & 0xffff0000u : pairs << 16);
 }
 #endif
+constexpr bool WIDE_INPUTS = sizeof(Input) == 4;
 typedef int32_t Integers __attribute__((vector_size(4 * WIDTH)));
 constexpr int TILE_VECTORS = 2;
 constexpr int PANEL_VECTORS = PANEL / WIDTH;
