@@ -98,7 +98,7 @@ void copy_inputs(const bf16* x, int64_t length, Input* to) {
 // What a single tile fetches in one of two panels that alternate.
 Ahead of_two(const Tile& tile, int64_t panel, const uint8_t* next) {
   constexpr int64_t BYTES = Int4Panel::BYTES;
-  if (FETCHES_FAR) return {next, BYTES, false, nullptr, nullptr};
+  if (BYTE_PRODUCTS) return {next, BYTES, false, nullptr, nullptr};
   if (panel % 2) return {tile.panel, 0, true, nullptr, nullptr};
   // The other panel, while memory is read there.
   return {tile.panel + BYTES, 2 * BYTES, true, nullptr, nullptr};

@@ -254,14 +254,30 @@ void multiply(const Tile& tile) {
 #else
 #pragma GCC unroll 2
         for (int which = 0; which < 2; ++which) {
-          Floats numbers[VECTORS];
-#pragma GCC unroll 4
-          for (int v = 0; v < VECTORS; ++v) numbers[v] = numbers_of(weights[v], which);
+          auto x_of = [&](int r) __attribute__((always_inline)) {
+            return everywhere(rows[r / 3] + (r % 3) * stride + 2 * pair + which);
+          };
+          // Whichever are fewer are kept in registers.
+          if constexpr (ROWS < VECTORS) {
+            Floats x[ROWS];
 #pragma GCC unroll 16
-          for (int r = 0; r < ROWS; ++r) {
-            const Floats x = everywhere(rows[r / 3] + (r % 3) * stride + 2 * pair + which);
+            for (int r = 0; r < ROWS; ++r) x[r] = x_of(r);
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) sums[r][v] = multiply_add(x, numbers[v], sums[r][v]);
+            for (int v = 0; v < VECTORS; ++v) {
+              const Floats number = numbers_of(weights[v], which);
+#pragma GCC unroll 16
+              for (int r = 0; r < ROWS; ++r) sums[r][v] = multiply_add(x[r], number, sums[r][v]);
+            }
+          } else {
+            Floats numbers[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) numbers[v] = numbers_of(weights[v], which);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) {
+              const Floats x = x_of(r);
+#pragma GCC unroll 4
+              for (int v = 0; v < VECTORS; ++v) sums[r][v] = multiply_add(x, numbers[v], sums[r][v]);
+            }
           }
         }
 #endif
