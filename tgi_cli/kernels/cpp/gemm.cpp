@@ -37,6 +37,14 @@ void multiply_panels(const Tile& tile, int64_t panels) {
   if constexpr (ROWS <= TWO_PANELS_ROWS && Panel::STRIDE > Panel::BYTES)
     if (panels == 2) return multiply<Panel, ROWS, 2 * PANEL_VECTORS>(tile);
   constexpr int VECTORS = ROWS <= WHOLE_PANEL_ROWS ? PANEL_VECTORS : TILE_VECTORS;
+#if !defined(__AVX512F__)
+  // There are just enough registers for the sums: scales of groups would move some of them to memory.
+  if (tile.scales.kind == NO_GROUPS) {
+    multiply<Panel, ROWS, VECTORS, 0, false>(tile);
+    if constexpr (VECTORS < PANEL_VECTORS) multiply<Panel, ROWS, VECTORS, VECTORS, false>(tile);
+    return;
+  }
+#endif
   multiply<Panel, ROWS, VECTORS>(tile);
   if constexpr (VECTORS < PANEL_VECTORS) multiply<Panel, ROWS, VECTORS, VECTORS>(tile);
 }

@@ -170,8 +170,8 @@ struct Fp8Panel {
   }
 };
 
-// So many of a panel's vectors, from `FIRST` on; or all of two panels'.
-template <class Panel, int ROWS, int VECTORS, int FIRST = 0>
+// So many of a panel's vectors, from `FIRST` on; or all of two panels'. Without GROUPS no inputs share a scale.
+template <class Panel, int ROWS, int VECTORS, int FIRST = 0, bool GROUPS = true>
 void multiply(const Tile& tile) {
   float* const to = tile.sums + WIDTH * FIRST;
   const int64_t sums_stride = tile.sums_stride;
@@ -192,9 +192,9 @@ void multiply(const Tile& tile) {
 #pragma GCC unroll 8
   for (int i = 0; i < POINTERS; ++i) rows[i] = tile.x + 3 * i * stride;
 
-  const bool scaled = tile.scales.kind != NO_GROUPS, begins = tile.begins;
+  const bool scaled = GROUPS && tile.scales.kind != NO_GROUPS, begins = tile.begins;
   // Where there are registers for the sums of a group and of all groups. They are added up alike.
-  constexpr bool KEEPS = 2 * ROWS * VECTORS <= SUMS;
+  constexpr bool KEEPS = GROUPS && 2 * ROWS * VECTORS <= SUMS;
   Floats totals[KEEPS ? ROWS : 1][KEEPS ? VECTORS : 1];
   if constexpr (KEEPS) {
 #pragma GCC unroll 16
@@ -276,7 +276,10 @@ void multiply(const Tile& tile) {
             for (int r = 0; r < ROWS; ++r) {
               const Floats x = x_of(r);
 #pragma GCC unroll 4
-              for (int v = 0; v < VECTORS; ++v) sums[r][v] = multiply_add(x, numbers[v], sums[r][v]);
+              for (int v = 0; v < VECTORS; ++v) {
+              if constexpr (GROUPS) sums[r][v] = multiply_add(x, numbers[v], sums[r][v]);
+              else accumulate(sums[r][v], x, numbers[v]);
+            }
             }
           }
         }
@@ -285,6 +288,15 @@ void multiply(const Tile& tile) {
 #pragma GCC unroll 8
       for (int i = 0; i < POINTERS; ++i) rows[i] += 2 * Panel::PAIRS;
     }
+#if !defined(__AVX512F__) && defined(__x86_64__)
+    // Without this, GCC copies sums for what comes behind the loop within it, to memory.
+    if constexpr (!GROUPS) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) __asm__("" : "+x"(sums[r][v]));
+    }
+#endif
 
     if (!scaled) {
 #pragma GCC unroll 16
