@@ -77,6 +77,7 @@ OTHER_FLAGS: tuple[tuple[str, ...], ...] = (
 def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
     """Run the parts that start models, for the files and flags that are ``wanted``."""
     results: list[Result] = []
+    _import_all()
     with tempfile.TemporaryDirectory(prefix="tgi-") as name:
         folder = Path(name)
         base = make_llama(
@@ -195,7 +196,6 @@ def _checkpoints(
     wanted: Callable[[str], bool],
     results: list[Result],
 ) -> None:
-    _import_all()
     log = folder / "log"
     code, baseline, size = _child(lambda: _load(base, adapter), log)
     if code:
@@ -232,8 +232,12 @@ def _checkpoints(
 
 
 def _import_all() -> None:
+    """Import what children need, and let torch start no threads, which a fork would lack."""
     for module in _MODULES:
         importlib.import_module(module)
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _models(
@@ -243,7 +247,6 @@ def _models(
     log = folder / "log"
     os.environ["HF_HUB_CACHE"] = str(folder / "cache" / "hub")
     for subject in models.subjects(list(parts)):
-        _import_all()
         base = folder / "miniature"
         shutil.rmtree(base, ignore_errors=True)
         subject.make(base)
