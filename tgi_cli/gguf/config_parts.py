@@ -17,6 +17,9 @@ from tgi_cli.gguf.reader import GGUFTensor
 Config = dict[str, Any]
 """A part of config.json."""
 
+SOFTMAX, SIGMOID = 1, 2
+"""Values of ``expert_gating_func``."""
+
 _MOST_FACTORS = 1 << 12
 """Limit of a tensor that is read into config.json: rotary factors, one per pair of a head."""
 
@@ -44,22 +47,25 @@ def rope_fields(keys: ArchitectureKeys) -> Config:
     """``rope_theta``, and ``rope_scaling`` if there is any."""
     config: Config = {"rope_theta": keys.real("rope.freq_base", 10000.0)}
     context = keys.whole("context_length")
-    kind = keys.text("rope.scaling.type")
-    factor = keys.real("rope.scaling.factor", 1.0) or 1.0
-    if keys.has("rope.scale_linear"):  # of older files
-        kind, factor = "linear", keys.real("rope.scale_linear") or 1.0
+    kind, factor = _rope_scaling(keys)
+    magnitude = None
+    if keys.has("rope.scaling.attn_factor"):
+        magnitude = keys.real("rope.scaling.attn_factor")
     original = keys.whole("rope.scaling.original_context_length", context)
     divisors = keys.file.tensors.get("rope_freqs.weight")
-    if divisors is not None:  # Llama 3.1's scaling, worked out
-        factors = read_numbers(divisors)
-        return config | _longrope(factors, factors, original, 1.0)
+    if divisors is not None and kind in ("none", "linear"):  # Llama 3.1's scaling, worked out
+        factors = [factor * each for each in read_numbers(divisors)]
+        return config | _longrope(factors, factors, original, magnitude or 1.0)
     long = keys.file.tensors.get("rope_factors_long.weight")
     short = keys.file.tensors.get("rope_factors_short.weight")
     if long is not None and short is not None:
-        stated = None
-        if keys.has("rope.scaling.attn_factor"):
-            stated = keys.real("rope.scaling.attn_factor")
-        return config | _longrope(read_numbers(short), read_numbers(long), original, stated)
+        return config | _longrope(read_numbers(short), read_numbers(long), original, magnitude)
+    if divisors is not None or (kind != "yarn" and magnitude not in (None, 1.0)):
+        other = "rope.scaling.attn_factor" if divisors is None else "rope_freqs.weight"
+        raise UnsupportedModelError(
+            f"{keys.file.path}: rope scaling {kind[:40]!r} together with {other} is not supported",
+            "download another file of the model",
+        )
     if kind == "linear" and factor != 1.0:
         return config | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
@@ -75,13 +81,25 @@ def rope_fields(keys: ArchitectureKeys) -> Config:
         ):
             if keys.has(f"rope.scaling.{key}"):
                 scaling[name] = keys.real(f"rope.scaling.{key}")
+        if magnitude is not None:  # a factor of YaRN's own
+            own = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+            scaling["attention_factor"] = scaling.get("attention_factor", own) * magnitude
         return config | {"rope_scaling": scaling}
-    if kind not in ("", "none", "linear"):
+    if kind not in ("none", "linear"):
         raise UnsupportedModelError(
             f"{keys.file.path}: rope scaling {kind[:40]!r} without its factors is not supported",
             "download another file of the model",
         )
     return config
+
+
+def _rope_scaling(keys: ArchitectureKeys) -> tuple[str, float]:
+    """The kind of scaling, and its factor. As in llama.cpp, a factor alone is a linear one."""
+    kind = keys.text("rope.scaling.type") or "linear"
+    names = ("rope.scaling.factor", "rope.scale_linear")  # the second is of older files
+    name = next(filter(keys.has, names), None)
+    factor = 1.0 if name is None or kind == "none" else keys.real(name)
+    return kind, factor or 1.0
 
 
 def _longrope(
@@ -131,18 +149,42 @@ def is_bamba(keys: ArchitectureKeys) -> bool:
 
 
 def granite_factors(keys: ArchitectureKeys) -> Config:
-    """Granite's multipliers of embeddings, scores, residuals and logits."""
+    """Granite's multipliers of embeddings, scores, residuals and logits. 0 stands for the default,
+    as in llama.cpp."""
     return {
-        "attention_multiplier": keys.real("attention.scale", keys.head_dim**-0.5),
-        "embedding_multiplier": keys.real("embedding_scale", 1.0),
-        "residual_multiplier": keys.real("residual_scale", 1.0),
-        "logits_scaling": keys.real("logit_scale", 1.0),
+        "attention_multiplier": keys.real("attention.scale", 0.0) or keys.head_dim**-0.5,
+        "embedding_multiplier": keys.real("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": keys.real("residual_scale", 0.0) or 1.0,
+        "logits_scaling": keys.real("logit_scale", 0.0) or 1.0,
     }
 
 
 def experts(keys: ArchitectureKeys) -> int:
     """Experts of a layer; 0 without any."""
     return keys.whole("expert_count", 0, 0)
+
+
+def expert_scale(keys: ArchitectureKeys) -> float:
+    """The factor of what chosen experts add; 0 stands for none, as in llama.cpp."""
+    return keys.real("expert_weights_scale", 0.0) or 1.0
+
+
+def require_sigmoids(keys: ArchitectureKeys) -> None:
+    """Refuse experts that are not chosen by sigmoids of their scores.
+
+    Raises:
+        UnsupportedModelError: the file names another function.
+    """
+    if (function := keys.whole("expert_gating_func", SIGMOID)) != SIGMOID:
+        raise gating_error(keys, function)
+
+
+def gating_error(keys: ArchitectureKeys, function: int) -> UnsupportedModelError:
+    """The error of a function that is not supported."""
+    return UnsupportedModelError(
+        f"{keys.file.path}: experts that are chosen by function {function} are not supported",
+        "serve the model's safetensors",
+    )
 
 
 def expert_size(keys: ArchitectureKeys) -> int:
@@ -160,13 +202,13 @@ def shared_expert_size(keys: ArchitectureKeys) -> int:
 
 
 def layer_types(keys: ArchitectureKeys, full_every: int) -> list[str]:
-    """The type of each layer; without a key, every ``full_every``-th one has no window."""
-    stated = keys.file.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
-    if isinstance(stated, list):
-        sliding = [bool(each) for each in stated[: keys.num_layers]]
-        if len(sliding) < keys.num_layers:
-            raise keys.invalid("its sliding_window_pattern is shorter than its layers")
-    else:
-        every = stated if type(stated) is int and stated > 0 else full_every
-        sliding = [(layer + 1) % every != 0 for layer in range(keys.num_layers)]
+    """The type of each layer.
+
+    The key lists which layers have a window, or is the number of layers of which the last has
+    none; 0 if all have one. Without the key, it is ``full_every``.
+    """
+    sliding = keys.flags("attention.sliding_window_pattern")
+    if sliding is None:
+        every = keys.whole("attention.sliding_window_pattern", full_every, 0)
+        sliding = [not every or (layer + 1) % every != 0 for layer in range(keys.num_layers)]
     return ["sliding_attention" if each else "full_attention" for each in sliding]

@@ -6,11 +6,17 @@ https://github.com/ggml-org/llama.cpp/blob/master/conversion/deepseek.py
 from __future__ import annotations
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.gguf.config_parts import Config, experts, rope_fields
+from tgi_cli.gguf.config_parts import (
+    SIGMOID,
+    SOFTMAX,
+    Config,
+    expert_scale,
+    experts,
+    gating_error,
+    require_sigmoids,
+    rope_fields,
+)
 from tgi_cli.gguf.keys import ArchitectureKeys
-
-_SOFTMAX, _SIGMOID = 1, 2
-"""Values of ``expert_gating_func``."""
 
 
 def deepseek(keys: ArchitectureKeys) -> Config:
@@ -54,9 +60,7 @@ def kimi_linear(keys: ArchitectureKeys) -> Config:
     Raises:
         UnsupportedModelError: experts are not chosen by sigmoids.
     """
-    gating = keys.whole("expert_gating_func", _SIGMOID)
-    if gating != _SIGMOID:
-        raise _gating_error(keys, gating)
+    require_sigmoids(keys)
     groups = keys.whole("expert_group_count", 1)
     full = keys.wholes("attention.head_count_kv", keys.num_layers)
     return _latent_shape(keys) | {
@@ -73,7 +77,7 @@ def kimi_linear(keys: ArchitectureKeys) -> Config:
         "num_shared_experts": keys.whole("expert_shared_count", 1, 0),
         "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
         "first_k_dense_replace": keys.whole("leading_dense_block_count", 0, 0),
-        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "routed_scaling_factor": expert_scale(keys),
         "moe_renormalize": keys.flag("expert_weights_norm", True),
         "moe_router_activation_func": "sigmoid",
         "num_expert_group": groups,
@@ -111,13 +115,6 @@ def _latent_shape(keys: ArchitectureKeys) -> Config:
     return config
 
 
-def _gating_error(keys: ArchitectureKeys, function: int) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{keys.file.path}: experts that are chosen by function {function} are not supported",
-        "serve the model's safetensors",
-    )
-
-
 def _rope(keys: ArchitectureKeys) -> Config:
     """Rotary angles. YaRN's magnitude applies to scores, given as the factor of a logarithm."""
     config = rope_fields(keys)
@@ -131,9 +128,9 @@ def _rope(keys: ArchitectureKeys) -> Config:
 def _experts(keys: ArchitectureKeys) -> Config:
     dense = keys.whole("leading_dense_block_count", 0, 0)
     corrected = keys.has_tensor(f"blk.{dense}.exp_probs_b.bias")
-    gating = keys.whole("expert_gating_func", _SIGMOID if corrected else _SOFTMAX)
-    if gating not in (_SOFTMAX, _SIGMOID):
-        raise _gating_error(keys, gating)
+    gating = keys.whole("expert_gating_func", SIGMOID if corrected else SOFTMAX)
+    if gating not in (SOFTMAX, SIGMOID):
+        raise gating_error(keys, gating)
     groups = keys.whole("expert_group_count", 1)
     config: Config = {
         "n_routed_experts": experts(keys),
@@ -141,12 +138,12 @@ def _experts(keys: ArchitectureKeys) -> Config:
         "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
         "n_shared_experts": keys.whole("expert_shared_count", 0, 0),
         "first_k_dense_replace": dense,
-        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "routed_scaling_factor": expert_scale(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "n_group": groups,
         "topk_group": keys.whole("expert_group_used_count", groups),
     }
-    if gating == _SIGMOID:
+    if gating == SIGMOID:
         return config | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
     return config | {
         "model_type": "deepseek_v2",

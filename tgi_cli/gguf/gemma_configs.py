@@ -14,6 +14,8 @@ from tgi_cli.gguf.keys import ArchitectureKeys
 _FULL = "full_attention"
 _UNROTATED = 1e20
 """Divisors of angles from here on make them 0."""
+_LAYERS_WITH_CACHES = 20
+"""Of a Gemma 3n whose file does not state how many layers read others' caches."""
 
 
 def gemma3n(keys: ArchitectureKeys) -> Config:
@@ -21,7 +23,8 @@ def gemma3n(keys: ArchitectureKeys) -> Config:
     sparsity = keys.file.values(f"{keys.architecture}.activation_sparsity_scale", float)
     if len(sparsity) != keys.num_layers:
         raise keys.invalid(f"{len(sparsity)} of {keys.num_layers} layers have a sparsity")
-    return _shape(keys) | {
+    shared = max(keys.num_layers - _LAYERS_WITH_CACHES, 0)
+    return _shape(keys, shared) | {
         "model_type": "gemma3n_text",
         "intermediate_size": keys.wholes("feed_forward_length", keys.num_layers),
         "num_key_value_heads": keys.num_kv_heads,
@@ -49,7 +52,7 @@ def gemma4(keys: ArchitectureKeys) -> Config:
     full = kinds.index(_FULL) if _FULL in kinds else 0
     heads = keys.wholes("attention.head_count_kv", keys.num_layers)
     sliding = next((layer for layer, kind in enumerate(kinds) if kind != _FULL), full)
-    config = _shape(keys) | {
+    config = _shape(keys, 0) | {
         "model_type": "gemma4_text",
         "num_key_value_heads": heads[sliding],
         "head_dim": keys.whole("attention.key_length_swa"),
@@ -71,8 +74,8 @@ def gemma4(keys: ArchitectureKeys) -> Config:
     }
 
 
-def _shape(keys: ArchitectureKeys) -> Config:
-    """The fields that both have."""
+def _shape(keys: ArchitectureKeys, shared: int) -> Config:
+    """The fields that both have. ``shared`` layers read others' caches, unless a key states it."""
     config: Config = {
         "hidden_size": keys.whole("embedding_length"),
         "num_hidden_layers": keys.num_layers,
@@ -81,7 +84,7 @@ def _shape(keys: ArchitectureKeys) -> Config:
         "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon", 1e-6),
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": keys.whole("attention.sliding_window"),
-        "num_kv_shared_layers": keys.whole("attention.shared_kv_layers", 0, 0),
+        "num_kv_shared_layers": keys.whole("attention.shared_kv_layers", shared, 0),
         "final_logit_softcapping": keys.real("final_logit_softcapping", 0.0) or None,
         "hidden_size_per_layer_input": keys.whole("embedding_length_per_layer_input", 0, 0),
     }

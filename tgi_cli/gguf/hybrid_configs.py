@@ -8,12 +8,14 @@ from __future__ import annotations
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.gguf.config_parts import (
     Config,
+    expert_scale,
     expert_size,
     experts,
     granite_factors,
     is_bamba,
     llama_shape,
     partial_rotary,
+    require_sigmoids,
     shared_expert_size,
 )
 from tgi_cli.gguf.keys import ArchitectureKeys
@@ -60,10 +62,9 @@ def _delta_experts(keys: ArchitectureKeys) -> Config:
 def _linear_layers(keys: ArchitectureKeys) -> list[str]:
     """The type of each layer: every n-th has full attention, unless a key lists them."""
     every = keys.whole("full_attention_interval", 4)
-    linear = [bool((layer + 1) % every) for layer in range(keys.num_layers)]
-    stated = keys.file.metadata.get(f"{keys.architecture}.attention.recurrent_layers")
-    if isinstance(stated, list) and len(stated) >= keys.num_layers:
-        linear = [bool(each) for each in stated[: keys.num_layers]]
+    linear = keys.flags("attention.recurrent_layers")
+    if linear is None:
+        linear = [bool((layer + 1) % every) for layer in range(keys.num_layers)]
     return ["linear_attention" if each else "full_attention" for each in linear]
 
 
@@ -96,13 +97,14 @@ def granite_hybrid(keys: ArchitectureKeys) -> Config:
 def granite_moe(keys: ArchitectureKeys) -> Config:
     """Granite 3 with experts: Granite 4 without states and, mostly, without a shared expert."""
     has_shared = keys.has_tensor("blk.0.ffn_down_shexp.weight")
+    rotated = keys.flag("rope.scaling.finetuned", True)
     return (
         llama_shape(keys)
         | granite_factors(keys)
         | {
             "model_type": "granitemoehybrid",
             "layer_types": ["attention"] * keys.num_layers,
-            "position_embedding_type": "rope",
+            "position_embedding_type": "rope" if rotated else "nope",
             "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
             "shared_intermediate_size": shared_expert_size(keys) if has_shared else 0,
             "num_local_experts": experts(keys),
@@ -151,7 +153,16 @@ def _mamba_shape(keys: ArchitectureKeys, kinds: list[int]) -> Config:
 
 
 def lfm2(keys: ArchitectureKeys) -> Config:
-    """LFM 2, dense or with experts."""
+    """LFM 2, dense or with experts.
+
+    Raises:
+        UnsupportedModelError: attention has windows, or experts are not chosen by sigmoids.
+    """
+    if keys.whole("attention.sliding_window", 0, 0):
+        raise UnsupportedModelError(
+            f"{keys.file.path}: {keys.architecture} with a sliding window is not supported",
+            "serve the model's safetensors",
+        )
     heads = keys.wholes("attention.head_count_kv", keys.num_layers)
     config = llama_shape(keys) | {
         "model_type": "lfm2",
@@ -163,6 +174,7 @@ def lfm2(keys: ArchitectureKeys) -> Config:
     }
     if keys.architecture == "lfm2":
         return config
+    require_sigmoids(keys)
     dense = keys.whole("leading_dense_block_count", 0, 0)
     return config | {
         "model_type": "lfm2_moe",
@@ -191,6 +203,8 @@ def nemotron(keys: ArchitectureKeys) -> Config:
     num_heads, width = keys.whole("ssm.time_step_rank"), keys.whole("ssm.inner_size")
     if width % num_heads:
         raise keys.invalid(f"{num_heads} heads of a state have {width} channels")
+    norm_keys = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+    norm_key = next(filter(keys.has, norm_keys), norm_keys[0])
     config: Config = {
         "model_type": "nemotron_h",
         "layers_block_type": kinds,
@@ -201,7 +215,7 @@ def nemotron(keys: ArchitectureKeys) -> Config:
         "num_key_value_heads": keys.num_kv_heads,
         "head_dim": keys.head_dim,
         "max_position_embeddings": keys.whole("context_length"),
-        "layer_norm_epsilon": keys.real("attention.layer_norm_rms_epsilon", 1e-5),
+        "layer_norm_epsilon": keys.real(norm_key, 1e-5),
         "mamba_num_heads": num_heads,
         "mamba_head_dim": width // num_heads,
         "ssm_state_size": keys.whole("ssm.state_size"),
@@ -220,7 +234,7 @@ def nemotron(keys: ArchitectureKeys) -> Config:
         "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
         "n_shared_experts": keys.whole("expert_shared_count", 1, 0),
         "moe_shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
-        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "routed_scaling_factor": expert_scale(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "n_group": groups,
         "topk_group": keys.whole("expert_group_used_count", groups),

@@ -79,6 +79,16 @@ class ArchitectureKeys:
             raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         return value
 
+    def flags(self, name: str) -> list[bool] | None:
+        """A switch of each layer; None if the key is missing or no array."""
+        stated = self.file.metadata.get(f"{self.architecture}.{name}")
+        if not isinstance(stated, list):
+            return None
+        layers = stated[: self.num_layers]
+        if len(layers) < self.num_layers or not all(type(each) in (bool, int) for each in layers):
+            raise self.invalid(f"{self.architecture}.{name} is not a switch for each layer")
+        return [bool(each) for each in layers]
+
     def text(self, name: str, default: str = "") -> str:
         """A text."""
         return self.file.get(f"{self.architecture}.{name}", str, default)

@@ -40,6 +40,8 @@ def model_config(file: GGUFFile) -> Config:
         OSError: the file cannot be read.
     """
     keys = ArchitectureKeys(file)
+    if (other := _OTHER_FILES.get(file.get("general.type", str, ""))) is not None:
+        raise UnsupportedModelError(f"{file.path} {other[0]}", other[1])
     known = ARCHITECTURES.get(file.architecture)
     if known is None:
         raise _unsupported(file)
@@ -56,7 +58,45 @@ def model_config(file: GGUFFile) -> Config:
         token = file.metadata.get(f"tokenizer.ggml.{role}_token_id")
         if type(token) is int and 0 <= token < vocab_size:
             config[f"{role.removesuffix('ding')}_token_id"] = token
-    return config | known[1](keys)
+    if not keys.flag("attention.causal", True):
+        raise UnsupportedModelError(
+            f"{file.path} is a model whose tokens attend to later ones, which generates no text",
+            "name a file with a language model's weights",
+        )
+    config |= known[1](keys)
+    _require_rotation(keys, config)
+    return config
+
+
+_ROTATED_OTHERWISE = ("gemma4", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+"""Architectures that have another key for it, or no rotary positions."""
+
+
+def _require_rotation(keys: ArchitectureKeys, config: Config) -> None:
+    """Require heads to be rotated whole, unless the configuration states the share."""
+    if keys.architecture in _ROTATED_OTHERWISE or "head_dim" not in config:
+        return
+    rotated = keys.whole("rope.dimension_count", config["head_dim"])
+    if "partial_rotary_factor" not in config and rotated != config["head_dim"]:
+        raise UnsupportedModelError(
+            f"{keys.file.path}: {keys.architecture} with {rotated} rotated numbers of heads of "
+            f"{config['head_dim']} is not supported",
+            "serve the model's safetensors",
+        )
+
+
+_OTHER_FILES = {
+    "adapter": (
+        "is a LoRA adapter",
+        "serve its base model, with --lora-adapters for the adapter's safetensors",
+    ),
+    "imatrix": ("has statistics for quantizing a model", "name the file with the model"),
+    "mmproj": (
+        "is the part of a model that encodes images",
+        "name the file with the language model",
+    ),
+}
+"""By ``general.type``: what a file is that is no model, and what to do."""
 
 
 def _unsupported(file: GGUFFile) -> UnsupportedModelError:
@@ -67,10 +107,8 @@ def _unsupported(file: GGUFFile) -> UnsupportedModelError:
             "name a file with a language model's weights",
         )
     if name == "clip":
-        return UnsupportedModelError(
-            f"{file.path} is the part of a model that encodes images",
-            "name the file with the language model",
-        )
+        what, remedy = _OTHER_FILES["mmproj"]
+        return UnsupportedModelError(f"{file.path} {what}", remedy)
     return UnsupportedModelError(
         f"{file.path} has the architecture {name[:60]!r}, which is not supported as GGUF",
         f"supported: {', '.join(sorted(ARCHITECTURES))}; or serve the model's safetensors",
@@ -165,6 +203,7 @@ def _later_gemma(keys: ArchitectureKeys) -> Config:
 def _gemma2(keys: ArchitectureKeys) -> Config:
     return _later_gemma(keys) | {
         "model_type": "gemma2",
+        "layer_types": layer_types(keys, 2),
         "attn_logit_softcapping": keys.real("attn_logit_softcapping", 50.0) or None,
         "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0) or None,
         "sliding_window": keys.whole("attention.sliding_window", 4096),
@@ -194,6 +233,11 @@ def _phi3(keys: ArchitectureKeys) -> Config:
 
 
 def _granite(keys: ArchitectureKeys) -> Config:
+    if not keys.flag("rope.scaling.finetuned", True):
+        raise UnsupportedModelError(
+            f"{keys.file.path}: {keys.architecture} without rotary positions is not supported",
+            "serve the model's safetensors",
+        )
     return (
         llama_shape(keys)
         | granite_factors(keys)
@@ -269,10 +313,7 @@ def _gpt_oss(keys: ArchitectureKeys) -> Config:
         "num_local_experts": experts(keys),
         "num_experts_per_tok": keys.whole("expert_used_count"),
         "sliding_window": keys.whole("attention.sliding_window", 128),
-        "layer_types": [
-            "full_attention" if layer % 2 else "sliding_attention"
-            for layer in range(keys.num_layers)
-        ],
+        "layer_types": layer_types(keys, 2),
         "attention_bias": True,
     }
 

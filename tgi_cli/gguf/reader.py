@@ -111,10 +111,14 @@ class GGUFFile:
     def values(self, key: str, kind: type[T]) -> list[T]:
         """The elements of an array, all of one type; empty if the key is missing.
 
+        Whole numbers are accepted for floats.
+
         Raises:
             CorruptFileError: it is no array, or has elements of another type.
         """
         found = self.get(key, list, [])
+        if kind is float:
+            found = [float(each) if type(each) is int else each for each in found]
         if not all(type(each) is kind for each in found):
             raise CorruptFileError(
                 f"{self.path} cannot be read: its key {short(key)} is no array of {kind.__name__}",
@@ -169,16 +173,12 @@ def read_gguf(path: Path, *, vocabulary: bool = True) -> GGUFFile:
             "download all parts into one folder",
         )
     first = _read_header(paths[0], vocabulary)
+    _require_number(first, 0)
     tensors = dict(first.tensors)
     size = first.size
     for number, each in enumerate(paths[1:], 1):
         shard = _read_header(each, vocabulary=False)
-        stated = shard.get("split.no", int, number)
-        if stated != number:
-            raise CorruptFileError(
-                f"{each} is part {stated + 1} by its header, and part {number + 1} by its name",
-                "give the files the names that they were published with",
-            )
+        _require_number(shard, number)
         twice = next((name for name in shard.tensors if name in tensors), None)
         if twice is not None:
             raise invalid_file(each, f"its tensor {short(twice)} is in an earlier part, too")
@@ -196,6 +196,17 @@ def read_gguf(path: Path, *, vocabulary: bool = True) -> GGUFFile:
     if len(tensors) != expected:
         raise invalid_file(paths[0], f"its parts have {len(tensors)} of {expected} tensors")
     return GGUFFile(paths[0], first.metadata, tensors, paths, size)
+
+
+def _require_number(shard: GGUFFile, number: int) -> None:
+    """Require a file to be the part that its name says, from 0 on."""
+    stated = shard.get("split.no", int, number)
+    if stated != number:
+        name = f"part {number + 1} by its name"
+        raise CorruptFileError(
+            f"{shard.path} is part {stated + 1} by its header, and {name}",
+            "give the files the names that they were published with",
+        )
 
 
 def _read_header(path: Path, vocabulary: bool) -> GGUFFile:

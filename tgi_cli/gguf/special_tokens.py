@@ -94,7 +94,9 @@ class GGUFTokens:
         bos = _id(file, "bos_token_id", len(texts), 1 if sentencepiece else None)
         eos = _id(file, "eos_token_id", len(texts), 2 if sentencepiece else None)
         pre = PRE_TOKENIZATIONS.get(file.get("tokenizer.ggml.pre", str, ""))
-        by_default = sentencepiece or model == "gemma4" or (pre is not None and pre.adds_bos)
+        by_default = sentencepiece or (pre is not None and pre.adds_bos)
+        # Gemma 4's tokenizer adds it, and files of its first days say otherwise.
+        always = model == "gemma4"
         return cls(
             texts=texts,
             types=types,
@@ -103,7 +105,7 @@ class GGUFTokens:
             unknown=_id(file, "unknown_token_id", len(texts), 0 if sentencepiece else None),
             padding=_id(file, "padding_token_id", len(texts)),
             ends=_ends(file, texts),
-            adds_bos=file.get("tokenizer.ggml.add_bos_token", bool, by_default),
+            adds_bos=always or file.get("tokenizer.ggml.add_bos_token", bool, by_default),
             adds_eos=file.get("tokenizer.ggml.add_eos_token", bool, False),
         )
 

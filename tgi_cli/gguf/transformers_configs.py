@@ -6,11 +6,16 @@ https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
 from __future__ import annotations
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.gguf.config_parts import Config, expert_size, experts, layer_types, llama_shape
+from tgi_cli.gguf.config_parts import (
+    Config,
+    expert_scale,
+    expert_size,
+    experts,
+    layer_types,
+    llama_shape,
+    require_sigmoids,
+)
 from tgi_cli.gguf.keys import ArchitectureKeys
-
-_SIGMOID = 2
-"""The value of ``expert_gating_func`` for sigmoids."""
 
 
 def ministral3(keys: ArchitectureKeys) -> Config:
@@ -157,7 +162,7 @@ def dots1(keys: ArchitectureKeys) -> Config:
 
 def minimax_m2(keys: ArchitectureKeys) -> Config:
     """MiniMax M2."""
-    _require_sigmoids(keys)
+    require_sigmoids(keys)
     return (
         llama_shape(keys)
         | _rotated_part(keys)
@@ -243,24 +248,16 @@ def _refuse_axes(keys: ArchitectureKeys) -> None:
         )
 
 
-def _require_sigmoids(keys: ArchitectureKeys) -> None:
-    if (function := keys.whole("expert_gating_func", _SIGMOID)) != _SIGMOID:
-        raise UnsupportedModelError(
-            f"{keys.file.path}: experts that are chosen by function {function} are not supported",
-            "serve the model's safetensors",
-        )
-
-
 def _deepseek_experts(keys: ArchitectureKeys) -> Config:
     """Experts as DeepSeek V3 has them, beside shared ones and behind dense layers."""
-    _require_sigmoids(keys)
+    require_sigmoids(keys)
     return llama_shape(keys) | {
         "n_routed_experts": experts(keys),
         "num_experts_per_tok": keys.whole("expert_used_count"),
         "moe_intermediate_size": expert_size(keys),
         "n_shared_experts": keys.whole("expert_shared_count", 0, 0),
         "first_k_dense_replace": keys.whole("leading_dense_block_count", 0, 0),
-        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "routed_scaling_factor": expert_scale(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "n_group": keys.whole("expert_group_count", 1),
         "topk_group": keys.whole("expert_group_used_count", 1),

@@ -28,7 +28,7 @@ from tgi_cli.version import __version__
 
 logger = logging.getLogger(__name__)
 
-_FORM = "1"
+_FORM = "2"
 """Changes with what is written into the folder."""
 
 _KEPT = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,8 @@ def make(
         offset += -(-size // 32) * 32
     entries = [encoded("general.architecture", architecture)]
     for name, value in keys.items():
-        full = name if name.startswith("tokenizer.") else f"{architecture}.{name}"
+        whole = name.startswith(("tokenizer.", "general."))
+        full = name if whole else f"{architecture}.{name}"
         entries.append(encoded(full, value))
     content = header(entries, placed, data=offset)
     (folder / "model.gguf").write_bytes(content[: len(content) - len(data)] + data)
@@ -133,7 +135,11 @@ def test_rope_freqs_are_divisors(tmp_path: Path) -> None:
     [
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"factor": 4.0}),
         ({"rope.scale_linear": 2.0}, {"factor": 2.0}),
+        ({"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}, {"factor": 4.0}),
+        ({"rope.scaling.factor": 4.0}, {"factor": 4.0}),
+        ({"rope.scaling.factor": 0.0}, None),
         ({"rope.scaling.type": "none"}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
         (
             {
                 "rope.scaling.type": "yarn",
@@ -150,6 +156,57 @@ def test_rope_scaling(keys: dict[str, Any], scaling: dict[str, Any] | None, tmp_
     if found is not None:
         assert found.pop("rope_type") in ("linear", "yarn")
     assert found == scaling
+
+
+def test_divisors_are_scaled_by_a_linear_factor(tmp_path: Path) -> None:
+    keys = LLAMA | {"rope.scaling.factor": 2.0, "rope.scaling.attn_factor": 1.25}
+    data = struct.pack("<8f", 1, 1, 1, 1.5, 2, 4, 8, 8)
+    file = make(tmp_path, "llama", keys, [("rope_freqs.weight", (8,))], data)
+    scaling = model_config(file)["rope_scaling"]
+    assert scaling["short_factor"] == [2.0, 2.0, 2.0, 3.0, 4.0, 8.0, 16.0, 16.0]
+    assert scaling["attention_factor"] == 1.25
+
+
+def test_a_factor_of_yarns_own_magnitude(tmp_path: Path) -> None:
+    keys = LLAMA | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    for more, expected in (
+        ({}, None),
+        ({"rope.scaling.attn_factor": 0.5}, 0.5 * (0.1 * math.log(4) + 1)),
+        ({"rope.scaling.yarn_attn_factor": 1.5}, 1.5),
+        ({"rope.scaling.yarn_attn_factor": 1.5, "rope.scaling.attn_factor": 2.0}, 3.0),
+    ):
+        found = model_config(make(tmp_path, "qwen2", keys | more))["rope_scaling"]
+        assert found.get("attention_factor") == (expected and pytest.approx(expected))
+
+
+WINDOWS = LLAMA | {
+    "block_count": 4,
+    "attention.sliding_window": 16,
+    "expert_count": 2,
+    "expert_used_count": 1,
+    "expert_feed_forward_length": 32,
+}
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt-oss"])
+@pytest.mark.parametrize(
+    ("pattern", "windows"),
+    [
+        (None, [True, False, True, False]),
+        (3, [True, True, False, True]),
+        (1, [False] * 4),
+        (0, [True] * 4),
+        ([False, True, True, True], [False, True, True, True]),
+    ],
+)
+def test_which_layers_have_windows(
+    architecture: str, pattern: int | list[bool] | None, windows: list[bool], tmp_path: Path
+) -> None:
+    keys = WINDOWS
+    if pattern is not None:
+        keys = keys | {"attention.sliding_window_pattern": pattern}
+    types = model_config(make(tmp_path, architecture, keys))["layer_types"]
+    assert [each == "sliding_attention" for each in types] == windows
 
 
 def test_gemma_3(tmp_path: Path) -> None:
@@ -227,6 +284,37 @@ def test_bamba_is_told_from_granite_by_heads_that_are_rotated_in_part(tmp_path: 
     assert config["position_embedding_type"] == "rope"
 
 
+def test_factors_of_0_are_those_of_llama_cpp_by_default(tmp_path: Path) -> None:
+    names = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+    for keys in (LLAMA, LLAMA | dict.fromkeys(names, 0.0)):
+        config = model_config(make(tmp_path, "granite", keys))
+        assert config["attention_multiplier"] == 0.25
+        for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
+            assert config[name] == 1.0
+    gated = DEEPSEEK | {"expert_gating_func": 2, "expert_weights_scale": 0.0}
+    assert model_config(make(tmp_path, "deepseek2", gated))["routed_scaling_factor"] == 1.0
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+def test_granite_with_experts_may_have_no_positions(rotated: bool, tmp_path: Path) -> None:
+    keys = LLAMA | {"expert_count": 2, "expert_used_count": 1, "rope.scaling.finetuned": rotated}
+    found = model_config(make(tmp_path, "granitemoe", keys))["position_embedding_type"]
+    assert found == ("rope" if rotated else "nope")
+
+
+def test_the_norms_of_older_files_of_nemotron(tmp_path: Path) -> None:
+    own = {"attention.head_count_kv": [0, 2], "feed_forward_length": [96, 0]}
+    keys = {name: value for name, value in (BAMBA | own).items() if "rms_epsilon" not in name}
+    del keys["rope.dimension_count"]
+    for more, epsilon in (
+        ({}, 1e-5),
+        ({"attention.layer_norm_epsilon": 1e-6}, 1e-6),
+        ({"attention.layer_norm_epsilon": 1e-6, "attention.layer_norm_rms_epsilon": 2e-6}, 2e-6),
+    ):
+        config = model_config(make(tmp_path, "nemotron_h", keys | more))
+        assert config["layer_norm_epsilon"] == epsilon
+
+
 GEMMA4 = LLAMA | {
     "attention.key_length": 32,
     "attention.key_length_swa": 16,
@@ -299,6 +387,42 @@ def test_gemma_4(tmp_path: Path) -> None:
             "chosen by function 1",
         ),
         (
+            "lfm2moe",
+            LLAMA | {"shortconv.l_cache": 3, "expert_count": 2, "expert_gating_func": 1},
+            UnsupportedModelError,
+            "chosen by function 1",
+        ),
+        ("lfm2", LLAMA | {"attention.sliding_window": 8}, UnsupportedModelError, "sliding window"),
+        (
+            "granite",
+            LLAMA | {"rope.scaling.finetuned": False},
+            UnsupportedModelError,
+            "granite without rotary positions",
+        ),
+        ("llama", LLAMA | {"attention.causal": False}, UnsupportedModelError, "later ones"),
+        (
+            "qwen2",
+            LLAMA | {"rope.dimension_count": 8},
+            UnsupportedModelError,
+            "8 rotated numbers of heads of 16",
+        ),
+        (
+            "qwen2",
+            LLAMA | {"rope.scaling.attn_factor": 1.5, "rope.scaling.factor": 2.0},
+            UnsupportedModelError,
+            "'linear' together with rope.scaling.attn_factor",
+        ),
+        (
+            "gemma2",
+            LLAMA | {"attention.sliding_window_pattern": [True]},
+            ModelError,
+            "sliding_window_pattern is not a switch for each layer",
+        ),
+        ("gemma2", LLAMA | {"attention.sliding_window_pattern": "x"}, ModelError, "pattern is x"),
+        ("llama", {"general.type": "adapter"}, UnsupportedModelError, "is a LoRA adapter"),
+        ("", {"general.type": "imatrix"}, UnsupportedModelError, "statistics for quantizing"),
+        ("clip", {"general.type": "mmproj"}, UnsupportedModelError, "encodes images"),
+        (
             "mistral3",
             LLAMA | {"attention.temperature_scale": 0.1},
             ModelError,
@@ -341,6 +465,15 @@ def test_refusals(
 ) -> None:
     with pytest.raises(error, match=why):
         model_config(make(tmp_path, architecture, keys))
+
+
+def test_divisors_beside_yarn_are_refused(tmp_path: Path) -> None:
+    keys = LLAMA | {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+    file = make(
+        tmp_path, "llama", keys, [("rope_freqs.weight", (8,))], struct.pack("<8f", *[1.0] * 8)
+    )
+    with pytest.raises(UnsupportedModelError, match=r"'yarn' together with rope_freqs\.weight"):
+        model_config(file)
 
 
 def test_factors_of_angles_are_above_0(tmp_path: Path) -> None:

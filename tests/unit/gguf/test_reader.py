@@ -90,6 +90,7 @@ def test_values_and_tensors(version: int, tmp_path: Path) -> None:
     assert file.get("a.missing", str, "none") == "none"
     assert file.values("a.words", str) == ["ä", ""]
     assert file.values("a.counts", int) == [1, 2, 3]
+    assert [*map(type, file.values("a.counts", float))] == [float] * 3
     assert file.values("a.flags", bool) == [False, True]
     assert file.metadata["a.nested"] == [[5, 6]]
     table, norm = file.tensors.values()
@@ -229,6 +230,11 @@ def test_parts(tmp_path: Path) -> None:
     files[1].write_bytes(shard(2, 3, ["t1", "u1"], 6))
     with pytest.raises(CorruptFileError, match="is part 3 by its header, and part 2 by its name"):
         read_gguf(files[0])
+    first = files[0].read_bytes()
+    files[0].write_bytes(shard(1, 3, ["t0", "u0"], 6))
+    with pytest.raises(CorruptFileError, match="is part 2 by its header, and part 1 by its name"):
+        read_gguf(files[1])
+    files[0].write_bytes(first)
     files[1].write_bytes(shard(1, 3, ["t0", "u1"], 6))
     with pytest.raises(CorruptFileError, match="t0 is in an earlier part"):
         read_gguf(files[0])

@@ -40,6 +40,12 @@ def test_all_tokens_that_end_answers_are_found(
     assert read(tmp_path, tokens, eos_token_id=eos).ends == ends
 
 
+def test_gemma_4_begins_with_bos_whatever_the_file_says(tmp_path: Path) -> None:
+    for model, stated in (("gemma4", True), ("gpt2", False)):
+        found = read(tmp_path, ["<bos>", "a"], model=model, bos_token_id=0, add_bos_token=False)
+        assert found.adds_bos is stated
+
+
 def test_ids_outside_of_the_vocabulary_do_not_count(tmp_path: Path) -> None:
     found = read(tmp_path, ["a", "b"], bos_token_id=7, eos_token_id=1, eot_token_id=0)
     assert (found.bos, found.eos, found.ends) == (None, 1, (1, 0))

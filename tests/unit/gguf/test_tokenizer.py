@@ -145,6 +145,7 @@ SPLITS = {
     "smollm": ["It", "'s", " ", "1", "2", "3", "4", " Cafe", "\u0301", "s", ",", "\n\n ", " x"],
     "deepseek-v3": ["It", "'s", " ", "123", "4", " Cafe\u0301s", ",\n\n", " ", " x"],
     "bloom": ["It's", " 1234", " Cafe\u0301s", ",\n\n ", " x"],
+    "youtu": ["It's", " ", "1", "2", "3", "4", " Cafe\u0301s", ",\n\n", " ", " x"],
 }
 """By name, the parts of a text, in which no merges reach over their bounds."""
 
