@@ -238,12 +238,13 @@ def _yarn(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _S
     low, high = max(low, 0), min(high, dims - 1)
     width = high - low if high != low else 0.001
     interpolate = ((torch.arange(dims // 2, dtype=torch.float32) - low) / width).clamp_(0.0, 1.0)
-    return torch.lerp(frequencies, frequencies / factor, interpolate), _yarn_magnitude(
+    return torch.lerp(frequencies, frequencies / factor, interpolate), yarn_magnitude(
         factor, parameters
     )
 
 
-def _yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
+def yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
+    """What YaRN multiplies cosines and sines by; its own choice without ``parameters``."""
     given = parameters.get("attention_factor")
     if given is not None:
         return float(given)

@@ -88,14 +88,16 @@ def _softcaps(config: Config) -> dict[str, Value]:
             found[name] = float(config[name])
     if config.get("sliding_window"):
         found["attention.sliding_window"] = int(config["sliding_window"])
+    if types := config.get("layer_types"):
+        pattern: list[Any] = [each == "sliding_attention" for each in types]
+        found["attention.sliding_window_pattern"] = pattern
     return found
 
 
 def _gemma3(config: Config) -> dict[str, Value]:
     found = _softcaps(config)
-    if types := config.get("layer_types"):
-        pattern: list[Any] = [each == "sliding_attention" for each in types]
-        found["attention.sliding_window_pattern"] = pattern
+    if "attention.sliding_window_pattern" not in found and config.get("sliding_window_pattern"):
+        found["attention.sliding_window_pattern"] = int(config["sliding_window_pattern"])
     local = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
     theta = local.get("rope_theta") or config.get("rope_local_base_freq")
     return found | ({"rope.freq_base_swa": float(theta)} if theta else {})
@@ -108,7 +110,7 @@ def _granite(config: Config) -> dict[str, Value]:
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
     }
-    return {new: float(config[old]) for old, new in names.items() if config.get(old) is not None}
+    return {new: float(config.get(old, 1.0)) for old, new in names.items()}
 
 
 def _smollm3(config: Config) -> dict[str, Value]:
@@ -126,8 +128,6 @@ def _phi3(config: Config) -> dict[str, Value]:
     found: dict[str, Value] = {}
     if config.get("sliding_window"):
         found["attention.sliding_window"] = int(config["sliding_window"])
-    if original := config.get("original_max_position_embeddings"):
-        found["rope.scaling.original_context_length"] = int(original)
     return found
 
 

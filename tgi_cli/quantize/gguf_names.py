@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.gguf.values import Value
+from tgi_cli.layers.rotary import yarn_magnitude
 from tgi_cli.quantize.gguf_forms import FORMS, GGUFForm, head_dim
 
 _TOP = {
@@ -33,12 +34,18 @@ class GGUFLayout:
 
     Raises:
         UnsupportedModelError: when it is made: the model has something that GGUF has no key for.
+        ModelError: likewise: config.json leaves out what files have to state.
     """
 
     config: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        self.keys()
+        try:
+            self.keys()
+        except KeyError as error:
+            raise ModelError(
+                f"config.json has no {error}, which a GGUF file has to state", "add it"
+            ) from error
 
     @property
     def form(self) -> GGUFForm:
@@ -83,19 +90,7 @@ class GGUFLayout:
             "rope.freq_base": self._rope_base,
             "vocab_size": config["vocab_size"],
         }
-        rope = self._rope
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind in ("linear", "yarn"):
-            keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
-            original = rope.get("original_max_position_embeddings")
-            if original is not None:
-                keys["rope.scaling.original_context_length"] = int(original)
-        elif kind == "longrope" and form.architecture == "phi3":
-            if rope.get("attention_factor") is not None:
-                keys["rope.scaling.attn_factor"] = float(rope["attention_factor"])
-        elif kind not in ("default", "llama3"):
-            raise UnsupportedModelError(f"rotary positions of the kind {kind!r} have no GGUF key")
-        keys |= form.keys(config)
+        keys |= self._rope_keys() | form.keys(config)
         return {f"{self.architecture}.{name}": value for name, value in keys.items()}
 
     @property
@@ -105,6 +100,51 @@ class GGUFLayout:
         )
         full: Mapping[str, Any] = found.get("full_attention", found)
         return full
+
+    @property
+    def _rope_kind(self) -> str:
+        """How angles are scaled. Phi-3's checkpoints have called longrope "su", and "yarn"."""
+        kind = str(self._rope.get("rope_type") or self._rope.get("type") or "default")
+        return "longrope" if self.architecture == "phi3" and kind in ("su", "yarn") else kind
+
+    def _rope_keys(self) -> dict[str, Value]:
+        """The keys of what :attr:`_rope_kind` names."""
+        rope, kind = self._rope, self._rope_kind
+        original = rope.get("original_max_position_embeddings")
+        if kind == "longrope" and self.architecture == "phi3":
+            original = original or self.config.get("original_max_position_embeddings") or 4096
+            scale = float(self.config["max_position_embeddings"]) / original
+            own = 1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))
+            stated = rope.get("attention_factor")
+            return {
+                "rope.scaling.attn_factor": own if stated is None else float(stated),
+                "rope.scaling.original_context_length": int(original),
+            }
+        if kind in ("default", "llama3"):
+            return {}
+        if kind not in ("linear", "yarn"):
+            raise UnsupportedModelError(f"rotary positions of the kind {kind!r} have no GGUF key")
+        keys: dict[str, Value] = {
+            "rope.scaling.type": kind,
+            "rope.scaling.factor": float(rope["factor"]),
+        }
+        if original is not None:
+            keys["rope.scaling.original_context_length"] = int(original)
+        return keys | self._yarn_keys() if kind == "yarn" else keys
+
+    def _yarn_keys(self) -> dict[str, Value]:
+        """Keys of YaRN's options. Readers multiply ``attn_factor`` by YaRN's own magnitude."""
+        rope = self._rope
+        if not rope.get("truncate", True):
+            raise UnsupportedModelError("YaRN with truncate off has no GGUF key")
+        keys: dict[str, Value] = {
+            f"rope.scaling.yarn_{name}": float(rope[name])
+            for name in ("beta_fast", "beta_slow")
+            if rope.get(name)
+        }
+        own = yarn_magnitude(float(rope["factor"]), {})
+        magnitude = yarn_magnitude(float(rope["factor"]), rope)
+        return keys if magnitude == own else keys | {"rope.scaling.attn_factor": magnitude / own}
 
     @property
     def _rotated_share(self) -> float:
@@ -158,7 +198,7 @@ class GGUFLayout:
         divisors, rope = self._llama3_divisors(), self._rope
         if divisors is not None:
             return {"rope_freqs.weight": divisors}
-        if (rope.get("rope_type") or rope.get("type")) != "longrope":
+        if self._rope_kind != "longrope":
             return {}
         return {
             f"rope_factors_{length}.weight": torch.tensor(rope[f"{length}_factor"])
@@ -171,7 +211,7 @@ class GGUFLayout:
         https://github.com/huggingface/transformers, ``_compute_llama3_parameters``
         """
         rope = self._rope
-        if (rope.get("rope_type") or rope.get("type")) != "llama3":
+        if self._rope_kind != "llama3":
             return None
         factor, low, high = (
             float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")

@@ -116,10 +116,13 @@ def quantize_to_gguf(
     metadata = _metadata(model, writer.layout, options, kind)
     partial_path = path.with_name(f"{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with torch.no_grad(), progress:
-        progress.start("quantizing", len(tensors))
-        write_gguf(partial_path, metadata, tensors)
-    partial_path.rename(path)
+    try:
+        with torch.no_grad(), progress:
+            progress.start("quantizing", len(tensors))
+            write_gguf(partial_path, metadata, tensors)
+        partial_path.rename(path)
+    finally:
+        partial_path.unlink(missing_ok=True)
     return QuantizeResult(
         path,
         tuple(LayerReport(name, float("nan")) for name in writer.quantized),

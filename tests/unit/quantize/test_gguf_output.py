@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from tests.tools.gguf_models import demo_metadata, metadata_file, spm_metadata
 from tests.tools.hub_server import HubServer
 from tgi_cli import demo
-from tgi_cli.errors import ConfigError, UnsupportedModelError
+from tgi_cli.errors import ConfigError, ModelError, UnsupportedModelError
 from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.gguf.tokenizer import read_tokenizer
 from tgi_cli.hub.resolve import resolve_model
@@ -161,9 +162,82 @@ def test_llama_3_scales_its_frequencies_by_a_tensor() -> None:
     assert GGUFLayout(LLAMA).rope_tensors() == {}
 
 
+def keys_of(architecture: str, **more: Any) -> dict[str, Any]:
+    """The keys of a model that has no other files, without the architecture's name."""
+    layout = GGUFLayout(LLAMA | {"architectures": [architecture]} | more)
+    return {name.partition(".")[2]: value for name, value in layout.keys().items()}
+
+
+def test_options_of_yarn() -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    plain = keys_of("Qwen3ForCausalLM", rope_parameters=yarn)
+    assert not [name for name in plain if "yarn_" in name or "attn_factor" in name]
+    own = 0.1 * math.log(4) + 1
+    for more, magnitude in (
+        ({"attention_factor": 1.0}, 1 / own),
+        ({"mscale": 1.0, "mscale_all_dim": 2.0}, 1 / (0.2 * math.log(4) + 1)),
+    ):
+        rope = yarn | more | {"beta_fast": 16, "beta_slow": None}
+        found = keys_of("Qwen3ForCausalLM", rope_parameters=rope)
+        assert found["rope.scaling.attn_factor"] == pytest.approx(magnitude)
+        assert found["rope.scaling.yarn_beta_fast"] == 16.0
+        assert "rope.scaling.yarn_beta_slow" not in found
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_the_magnitude_of_long_texts_is_stated(kind: str) -> None:
+    rope = {"type": kind, "long_factor": [2.0] * 32, "short_factor": [1.0] * 32}
+    more = {"rope_scaling": rope, "original_max_position_embeddings": 4096}
+    found = keys_of("Phi3ForCausalLM", **more)
+    magnitude = math.sqrt(1 + math.log(32) / math.log(4096))
+    assert found["rope.scaling.attn_factor"] == pytest.approx(magnitude)
+    assert found["rope.scaling.original_context_length"] == 4096
+    layout = GGUFLayout(LLAMA | {"architectures": ["Phi3ForCausalLM"]} | more)
+    assert layout.rope_tensors().keys() == {"rope_factors_long.weight", "rope_factors_short.weight"}
+
+
+def test_factors_of_granite_that_files_must_state() -> None:
+    """Their defaults are 1, and llama.cpp's are none or others."""
+    found = keys_of("GraniteForCausalLM", residual_multiplier=0.5)
+    names = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+    assert [found[name] for name in names] == [1.0, 1.0, 0.5, 1.0]
+
+
+def test_windows_of_gemma_by_a_number_or_a_list() -> None:
+    name = "attention.sliding_window_pattern"
+    more = {"sliding_window": 16, "query_pre_attn_scalar": 64}
+    assert keys_of("Gemma3ForCausalLM", sliding_window_pattern=5, **more)[name] == 5
+    types = ["full_attention", "sliding_attention"]
+    for architecture in ("Gemma2ForCausalLM", "Gemma3ForCausalLM"):
+        assert keys_of(architecture, layer_types=types, **more)[name] == [False, True]
+
+
+def test_what_config_json_leaves_out_is_named() -> None:
+    raw = {name: value for name, value in LLAMA.items() if name != "rms_norm_eps"}
+    with pytest.raises(ModelError, match=r"config\.json has no 'rms_norm_eps'"):
+        GGUFLayout(raw)
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, *_: Any) -> None:
+        path.write_bytes(b"GGUF")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("tgi_cli.quantize.gguf_output.write_gguf", fail)
+    with pytest.raises(OSError, match="No space left"):
+        quantize_to_gguf(demo.model_path(), options(tmp_path / "out"), SILENT)
+    assert not [*(tmp_path / "out").iterdir()]
+
+
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}},
+            "truncate off has no GGUF key",
+        ),
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM cannot be written"),
         ({"sliding_window": 4096}, "sliding window"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' have no GGUF key"),
