@@ -19,12 +19,12 @@ from tests.tools.thread_shards import on_shards
 from tests.tools.thread_stages import with_pipeline
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, EngineConfig, ServeConfig, resolve
-from tgi_cli.device import describe
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.engine.step import Step
+from tgi_cli.kernels.facts import describe_device
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import load_worker, make_worker
@@ -166,7 +166,7 @@ def with_worker(
 
 
 def _resolved(path: Path, serve: ServeConfig) -> EngineConfig:
-    return resolve(serve, model_facts(read_config(path)), describe(None), path)
+    return resolve(serve, model_facts(read_config(path)), describe_device(None), path)
 
 
 def _step_of(encoded: bytes) -> Step:

@@ -172,6 +172,9 @@ class ModelFacts:
     """Of an encoder-decoder model; its ``max_position_embeddings`` are those of both parts."""
     takes_images: bool = False
     """Whether it takes images."""
+    torch_products: bool = False
+    """Whether torch computes products of the decoder, which on a CPU without instructions for
+    bfloat16 take several times as long as in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +207,9 @@ class DeviceFacts:
     total_memory: int
     """Bytes; on a CPU those of the system or of the control group."""
     native_bfloat16: bool
-    """Whether the hardware multiplies bfloat16 matrices; otherwise float32 is the default."""
+    """Whether the hardware multiplies bfloat16 matrices."""
+    kernels: bool = False
+    """Whether there are kernels of ours for this CPU, which multiply bfloat16 on any."""
     count: int = 1
     """Number of devices of this kind."""
     chosen: int | None = None

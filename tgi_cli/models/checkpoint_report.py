@@ -10,10 +10,12 @@ from pathlib import Path
 
 import torch
 
-from tgi_cli.device import describe as device_facts
+from tgi_cli.config.resolve import default_cpu_dtype
+from tgi_cli.errors import TgiError
+from tgi_cli.kernels.facts import describe_device
 from tgi_cli.models.checkpoint import merge_quantized, read_headers, read_tensor
-from tgi_cli.models.config import read_config
-from tgi_cli.models.registry import checkpoint_format, quantization_name
+from tgi_cli.models.config import ModelConfig, read_config
+from tgi_cli.models.registry import checkpoint_format, model_facts, quantization_name
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.quantization.block_weight import CodedWeight
 from tgi_cli.quantization.matmul import make_matmul
@@ -94,12 +96,14 @@ def describe(folder: Path, device: str | None = None) -> CheckpointReport:
         CheckpointError: its files cannot be read, or contradict each other.
         ModelError: there is no checkpoint.
     """
-    config, facts = read_config(folder), device_facts(device)
+    config, facts = read_config(folder), describe_device(device)
     layout = checkpoint_format(config)
     stored = read_headers(folder)
     if layout is not None:
         stored = merge_quantized(stored, layout)
-    dtype = torch.bfloat16 if facts.native_bfloat16 else torch.float32
+    dtype = torch.bfloat16
+    if not facts.native_bfloat16:
+        dtype = getattr(torch, default_cpu_dtype(facts, _has_torch_products(config)))
     kernel_of = partial(_kernel, dtype=dtype, device=torch.device(facts.kind))
     ways: dict[str, list[StoredTensor]] = {}
     for tensor in stored.values():
@@ -117,6 +121,14 @@ def describe(folder: Path, device: str | None = None) -> CheckpointReport:
         tuple(group for group in found if group.kernel is None),
         f"{facts.kind} in {str(dtype).removeprefix('torch.')}",
     )
+
+
+def _has_torch_products(config: ModelConfig) -> bool:
+    """See :class:`tgi_cli.config.ModelFacts`; False for a model that cannot be served."""
+    try:
+        return model_facts(config).torch_products
+    except TgiError:
+        return False
 
 
 def _group_of(

@@ -15,10 +15,11 @@ from tgi_cli.attention import PagedAttention, StateCache, attention_name, create
 from tgi_cli.attention.fp8 import FP8_DTYPES
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.config.resolve_quantization import has_integers
-from tgi_cli.device import default_threads, describe, set_threads
+from tgi_cli.device import default_threads, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
 from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError
+from tgi_cli.kernels.facts import describe_device
 from tgi_cli.kernels.linear import multiplies_bytes
 from tgi_cli.layers import chunked
 from tgi_cli.layers.lora import LoraTable
@@ -61,9 +62,8 @@ def resolve_config(serve: ServeConfig, model_path: Path) -> tuple[EngineConfig, 
     """
     model_config = scale_rope(read_config(model_path, serve.trust_remote_code), serve.rope)
     ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
-    facts, device = model_facts(model_config), describe(None)
-    # Of other models it is not asked: to find out loads the kernels.
-    bytewise = device.kind == "cpu" and has_integers(serve, facts) and multiplies_bytes()
+    facts, device = model_facts(model_config), describe_device(None)
+    bytewise = device.kernels and has_integers(serve, facts) and multiplies_bytes()
     return resolve(serve, facts, device, model_path, max(ranks, default=0), bytewise), facts
 
 
@@ -241,8 +241,8 @@ def _require_byte_products(device: torch.device, dtype: torch.dtype) -> None:
     """Raises ConfigError where products cannot take activations in 8 bits."""
     if device.type != "cpu" or dtype != torch.bfloat16 or not multiplies_bytes():
         raise ConfigError(
-            "--quantize-activations needs bfloat16, our kernels, and a CPU with AVX512-BF16 and "
-            "VNNI",
+            "--quantize-activations needs bfloat16 and our kernels, for AVX2 or for AVX-512 with "
+            "AVX512-BF16 and VNNI",
             "use --no-quantize-activations",
         )
 

@@ -37,6 +37,7 @@ MODEL = ModelFacts(
     kv_bytes_per_token=1024,
 )
 CPU = DeviceFacts(kind="cpu", name="cpu", total_memory=8 << 30, native_bfloat16=True)
+OLD_CPU = replace(CPU, native_bfloat16=False)
 CUDA = DeviceFacts(kind="cuda", name="gpu", total_memory=80 << 30, native_bfloat16=True)
 
 
@@ -178,7 +179,11 @@ def test_an_unknown_word_is_answered_with_the_known_ones() -> None:
     [
         (None, CPU, "float16", "bfloat16"),
         (None, CPU, "float32", "bfloat16"),
-        (None, replace(CPU, native_bfloat16=False), "bfloat16", "float32"),
+        (None, OLD_CPU, "bfloat16", "float32"),
+        (None, replace(OLD_CPU, kernels=True), "float16", "bfloat16"),
+        ("auto", replace(OLD_CPU, kernels=True), "float32", "bfloat16"),
+        ("float32", replace(OLD_CPU, kernels=True), "bfloat16", "float32"),
+        ("bfloat16", OLD_CPU, "float32", "bfloat16"),
         (None, CUDA, "float16", "float16"),
         (None, CUDA, "float32", "bfloat16"),
         ("float32", CUDA, "bfloat16", "float32"),
@@ -191,6 +196,18 @@ def test_the_dtype_follows_the_flag_then_the_device(
 ) -> None:
     config = resolved(replace(MODEL, dtype=on_disk), device, dtype=said)
     assert config.dtype == expected
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_products_of_torch_are_in_bfloat16_only_where_the_processor_multiplies_it(
+    kernels: bool,
+) -> None:
+    model = replace(MODEL, torch_products=True)
+    device = replace(OLD_CPU, kernels=kernels)
+    assert resolved(model, device).dtype == "float32"
+    assert resolved(model, device, dtype="bfloat16").dtype == "bfloat16"
+    assert resolved(model, replace(device, native_bfloat16=True)).dtype == "bfloat16"
+    assert resolved(replace(model, dtype="float16"), CUDA).dtype == "float16"
 
 
 def test_the_engines_policies_have_the_flags_names() -> None:

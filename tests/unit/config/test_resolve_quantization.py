@@ -27,6 +27,7 @@ SEQ2SEQ = replace(
     MODEL, architecture="T5ForConditionalGeneration", decoder=DecoderFacts(start_id=0)
 )
 CPU = DeviceFacts(kind="cpu", name="cpu", total_memory=8 << 30, native_bfloat16=True)
+OLD_CPU = replace(CPU, native_bfloat16=False)
 
 
 def rounds(
@@ -80,19 +81,19 @@ def test_activations_are_rounded_by_default_where_some_weights_are_integers(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "native", "expected"),
+    ("dtype", "device", "expected"),
     [
-        ("bfloat16", False, True),
-        ("float32", True, False),
-        ("float16", True, False),
-        (None, False, False),
+        ("bfloat16", OLD_CPU, True),
+        ("float32", CPU, False),
+        ("float16", CPU, False),
+        (None, OLD_CPU, False),
+        (None, replace(OLD_CPU, kernels=True), True),
     ],
 )
 def test_activations_keep_their_bits_in_other_dtypes(
-    dtype: str | None, native: bool, expected: bool
+    dtype: str | None, device: DeviceFacts, expected: bool
 ) -> None:
-    """The default without native bfloat16 is float32."""
-    device = replace(CPU, native_bfloat16=native)
+    """The default without native bfloat16 and without kernels is float32."""
     assert rounds(GPTQ, dtype=dtype, device=device) is expected
     assert rounds(MODEL, dtype=dtype, device=device, quantize="int8") is expected
 

@@ -153,6 +153,7 @@ def encoder_decoder_facts(config: ModelConfig) -> ModelFacts:
             max_position_embeddings=context,
             eos_token_ids=config.eos_token_ids(vocab),
             kv_bytes_per_token=sum(spec.numbers for spec in layout.specs),
+            torch_products=True,  # attention's
             decoder=DecoderFacts(
                 start_id=_start_id(config, whole.config, vocab),
                 first_id=_token(stated, "forced_bos_token_id", vocab),

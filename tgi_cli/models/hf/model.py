@@ -7,13 +7,11 @@ run so is refused with the reason, found in its configuration or by a dry run on
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -41,6 +39,7 @@ from tgi_cli.models.hf.layers import (
 from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
 from tgi_cli.models.hf.own_attention import ATTENDS_ITSELF
+from tgi_cli.models.hf.products import has_torch_products, reads_weight, replaces_linear
 from tgi_cli.models.hf.skeleton import Skeleton, build_skeleton
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
@@ -135,6 +134,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     check_sizes(config.path, config.raw, config.quantization is not None)
     with refusals(config), torch.inference_mode():
         skeleton = build_skeleton(config, torch.float32)
+        torch_products = has_torch_products(skeleton, torch.float32)
         keep_all_latents(skeleton.decoder)
         skeleton, _ = _probe(skeleton)
         decoder, specs = skeleton.decoder, skeleton.attention.specs
@@ -154,6 +154,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             kv_bytes_per_token=sum(spec.numbers for spec in specs),
             dense_positions=None if skeleton.searches else skeleton.dense_positions,
             whole_prompts=skeleton.whole.config.model_type in WHOLE_PROMPTS,
+            torch_products=torch_products,
         )
 
 
@@ -294,8 +295,7 @@ def _replace(
     if type(table) is nn.Embedding:
         ours = BatchedEmbedding(build, *table.weight.shape)
     seen: set[nn.Parameter] = set()
-    # Routers, above all: their modules compute with their weights as they are.
-    wide = [pattern.replace("*", ".*") for pattern in whole._keep_in_fp32_modules or ()]
+    replaces = replaces_linear(whole, build.dtype)
     twins: dict[tuple[object, ...], nn.Module] = {}
     start = len(skeleton.path(decoder)) + 1
     for path, module in list(whole.named_modules()):
@@ -316,11 +316,7 @@ def _replace(
             cast(Hashable, type(parent)), path.rpartition(".")[2]
         ):
             yield UnreplacedWeights(module, path, stored, {})
-        elif (
-            type(module) is nn.Linear
-            and module.weight.dtype == build.dtype
-            and not any(re.search(pattern, f"{path}.weight") for pattern in wide)
-        ):
+        elif replaces(path, module):
             style = planned(plan, path[start:])
             # An expert does not get all tokens of a step, as adapters need.
             fitting = replace(build, lora=None) if "expert" in path else build
@@ -349,18 +345,6 @@ def _require_shards(decoder: PreTrainedModel, plan: Mapping[str, str]) -> None:
         raise Unsupported("has no plan of tensor parallelism")
     if any(hasattr(module, "rel_logits_proj") for module in decoder.modules()):
         raise Unsupported("has biases by distance (Inkling), which are not shared out to shards")
-
-
-@cache
-def reads_weight(parent: Hashable, name: str) -> bool:
-    """Whether the code of a module computes with the weight of its layer ``name``, as it is."""
-    try:
-        code = inspect.getsource(cast(type[nn.Module], parent))
-    except (OSError, TypeError):
-        return False
-    # Some code looks whether it is a tensor before it reads its dtype.
-    code = re.sub(r"isinstance\(self\.\w+\.weight, torch\.Tensor\)", "", code)
-    return re.search(rf"self\.{name}\.weight(?!\.dtype|\.device)\b(?! is )", code) is not None
 
 
 def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, at: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tgi_cli.layers import Build
 from tgi_cli.models.hf.layers import BatchedEmbedding, BatchedHead, UnreplacedWeights, linear
 from tgi_cli.models.hf.masks import Unsupported
-from tgi_cli.models.hf.model import reads_weight
+from tgi_cli.models.hf.products import reads_weight
 from tgi_cli.models.weight_map import Source
 
 

@@ -24,11 +24,12 @@ from tgi_cli.layers import Build, Loadable
 from tgi_cli.models.base import VISION
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.hf.buffers import fill_buffers
+from tgi_cli.models.hf.float32_products import float32_products
 from tgi_cli.models.hf.largest_image import TILES, largest_image
 from tgi_cli.models.hf.layers import UnreplacedWeights, linear
 from tgi_cli.models.hf.masks import Unsupported
-from tgi_cli.models.hf.model import reads_weight
 from tgi_cli.models.hf.names import sources, stored_names
+from tgi_cli.models.hf.products import reads_weight
 from tgi_cli.models.hf.skeleton import class_and_config, empty_model
 from tgi_cli.models.hf.tower_attention import replace_attention
 from tgi_cli.models.hf.tower_layers import encode_tiles_alone, replace_operations
@@ -106,7 +107,8 @@ class TransformersTower(VisionTower):
     @torch.inference_mode()
     def encode(self, tensors: Mapping[str, Tensor], num_rows: int | None) -> ImageFeatures:
         try:
-            output = self.core.get_image_features(**self._given(tensors), return_dict=True)
+            with float32_products(self._dtype, self._device):
+                output = self.core.get_image_features(**self._given(tensors), return_dict=True)
             rows = _flat(getattr(output, "pooler_output", output))
             deepstack = tuple(map(_flat, getattr(output, "deepstack_features", None) or ()))
         except torch.OutOfMemoryError:
