@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ from tests.parity.sight import SightOracle
 from tests.parity.sight_cases import SIGHT_CASES
 from tests.tools.paged_run import CPU, PagedRun, load, random_ids
 from tests.tools.torch_products import BFloat16Products
+from tgi_cli.config import ServeConfig
 from tgi_cli.kernels import cpp_library
+from tgi_cli.kernels.facts import describe_device
 from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.hf import float32_products
+from tgi_cli.worker import factory
+from tgi_cli.worker.factory import resolve_config
 
 pytestmark = pytest.mark.skipif(cpp_library() is None, reason="the kernels are not compiled")
 
@@ -46,6 +51,20 @@ def test_torch_computes_states_experts_and_what_reads_weights(name: str, tmp_pat
     with BFloat16Products() as products:
         run.step({"a": random_ids(20, 0)})
     assert products.found
+
+
+@pytest.mark.parametrize(("name", "expected"), [("Llama 3", "bfloat16"), ("Mamba", "float32")])
+def test_the_default_dtype_follows(
+    name: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor without instructions for bfloat16."""
+    path = make_checkpoint({**CASES, **ENGINE_CASES}[name], tmp_path)
+    device = replace(describe_device("cpu"), native_bfloat16=False)
+    monkeypatch.setattr(factory, "describe_device", lambda _: device)
+    serve = ServeConfig(model_id="m")
+    assert resolve_config(serve, path)[0].dtype == expected
+    monkeypatch.setattr(factory, "describe_device", lambda _: replace(device, kernels=False))
+    assert resolve_config(serve, path)[0].dtype == "float32"
 
 
 @pytest.mark.parametrize("name", TOWERS)
