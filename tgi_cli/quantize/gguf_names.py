@@ -112,8 +112,8 @@ class GGUFLayout:
         rope, kind = self._rope, self._rope_kind
         original = rope.get("original_max_position_embeddings")
         if kind == "longrope" and self.architecture == "phi3":
-            original = original or self.config.get("original_max_position_embeddings") or 4096
-            scale = float(self.config["max_position_embeddings"]) / original
+            original = self.config.get("original_max_position_embeddings") or original or 4096
+            scale = rope.get("factor") or self.config["max_position_embeddings"] / original
             own = 1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))
             stated = rope.get("attention_factor")
             return {
