@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A shell that starts a test run in the background lets it ignore Ctrl-C, nohup SIGHUP, and a
 # process hands that on to its children: tests of these signals would then test nothing.
@@ -18,7 +18,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-settings.register_profile("untimed", deadline=None)  # how busy the machine is says nothing of us
+# How busy the machine is says nothing of us.
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 # Processes of pytest-xdist share the cores, and so do the servers that tests start. torch reads it

@@ -46,7 +46,7 @@ async def test_requests_and_streams_work_over_tls(port: int, files: CertificateF
 
 
 async def test_old_tls_and_plain_text_are_refused(port: int, files: CertificateFiles) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         with pytest.raises(httpx.TransportError):
             await client.get(f"http://127.0.0.1:{port}/health")
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):

@@ -119,7 +119,7 @@ def test_stages_on_three_nodes_survive_the_loss_of_one(
     url = staged.server.url
     assert None not in wanted
     assert texts(url) == wanted
-    assert httpx.get(f"{url}/server_info").json()["pp_size"] == 3
+    assert httpx.get(f"{url}/server_info", timeout=60).json()["pp_size"] == 3
     with_stages = [raylet for raylet in staged.raylets if staged.has_stage(raylet)]
     assert len(with_stages) == 2, "and the last stage's node"
     # Of the nodes that are not the head's, one without the front, whose loss would cut the stream.

@@ -17,8 +17,8 @@ from pathlib import Path
 from tests.tools.process_tree import children_of, command_of, descendants_of
 
 READY = re.compile(r'ready: (\S+) on (https?://[^\s"]+)')
-START_SECONDS = 120.0
-STOP_SECONDS = 60.0
+START_SECONDS = 240.0
+STOP_SECONDS = 120.0
 
 _SETTINGS = ("MODEL_ID", "PORT", "HOSTNAME", "JSON_OUTPUT", "LOG_LEVEL")
 """Variables that a process under test does not inherit."""

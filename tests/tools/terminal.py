@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pyte
 
-_SECONDS = 60.0
+_SECONDS = 120.0
 
 
 class _Screen(pyte.HistoryScreen):  # type: ignore[misc]
