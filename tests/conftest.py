@@ -19,9 +19,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How busy the machine is says nothing of us.
-settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 # Processes of pytest-xdist share the cores, and so do the servers that tests start. torch reads it

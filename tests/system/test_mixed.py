@@ -19,6 +19,11 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 REQUESTS = 120
 CACHE_TOKENS = 2048
+LONG = 3
+"""Requests that run beside the others, and whose tokens alone are more than the cache has."""
+LONG_TOKENS = 1300
+ROUNDS = 4
+"""So often are all sent at most: on a busy machine they may arrive one after another."""
 FORMS = 14
 WORDS = (
     *("def", "class", "return", "import", "the", "of", "file", "list", "string", "value"),
@@ -36,6 +41,10 @@ SCHEMA = {
 
 def request(number: int) -> tuple[str, dict[str, Any]]:
     """Path and body of one of them, always the same."""
+    if number >= REQUESTS:
+        hot = {"temperature": 1.5, "seed": number}  # so that drafts do not end it within a moment
+        body = {"prompt": "import os", "max_tokens": LONG_TOKENS, "ignore_eos": True, "logprobs": 0}
+        return "/v1/completions", body | hot
     dice = random.Random(number)
     words = " ".join(dice.choices(WORDS, k=dice.choice((4, 20, 60, 150))))
     prompt = dice.choice(PREFIXES) + words
@@ -162,16 +171,21 @@ def small(start_server: StartServer) -> ServerProcess:
 async def test_mixed_requests_are_answered_as_each_is_alone(small: ServerProcess) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=small.url, timeout=240, limits=limits) as client:
+        numbers = range(REQUESTS + LONG)
         order = list(range(REQUESTS))
         random.Random(0).shuffle(order)
-        together = dict(
-            zip(order, await asyncio.gather(*(answer(client, n) for n in order)), strict=True)
-        )
-        measured = (await client.get("/metrics")).text
-        alone = {number: await answer(client, number) for number in range(REQUESTS)}
-    wrong = [number for number in range(REQUESTS) if together[number] != alone[number]]
-    assert not wrong, {n: (request(n), together[n], alone[n]) for n in wrong[:3]}
-    assert preemptions(measured) > 0, "the cache was large enough for all"
+        order = [*numbers[REQUESTS:], *order]
+        rounds: list[dict[int, Any]] = []
+        preempted = 0.0
+        while not preempted and len(rounds) < ROUNDS:
+            answers = await asyncio.gather(*(answer(client, n) for n in order))
+            rounds.append(dict(zip(order, answers, strict=True)))
+            preempted = preemptions((await client.get("/metrics")).text)
+        alone = {number: await answer(client, number) for number in numbers}
+    for together in rounds:
+        wrong = [number for number in numbers if together[number] != alone[number]]
+        assert not wrong, {n: (request(n), together[n], alone[n]) for n in wrong[:3]}
+    assert preempted > 0, "the cache was large enough for all"
 
 
 def preemptions(measured: str) -> float:

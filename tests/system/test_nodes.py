@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tgi_cli.errors import ExitCode
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 HEAL_SECONDS = 120.0
+ASKING = 3
 PROMPTS = ("def read_json(path):", "import os", "class Tree:")
 FLAGS = ("--pipeline-parallel-size", "2", "--max-batch-total-tokens", "8192")
 _ASK = """
@@ -141,21 +143,36 @@ def test_two_nodes_answer_what_one_process_answers(nodes: TwoNodes, wanted: list
 def test_a_killed_stage_of_another_node_is_named_and_healed(
     nodes: TwoNodes, wanted: list[str]
 ) -> None:
-    with ThreadPoolExecutor(1) as threads:
+    lost = threading.Event()
+
+    def ask_until_lost() -> dict[str, Any]:
+        """Ask again and again, so that some requests are in flight whenever the stage dies."""
+        while not lost.is_set():
+            answer = nodes.ask("/v1/completions", endless(PROMPTS[0]))
+            if "error" in answer:
+                return answer
+        return {}
+
+    with ThreadPoolExecutor(ASKING) as threads:
         pid = nodes.stage()
-        # Until one is in flight when the stage dies.
-        asked = threads.submit(nodes.ask, "/v1/completions", endless(PROMPTS[0]))
-        poll(lambda: busy(nodes), 60, "it generates")
-        os.kill(pid, signal.SIGKILL)
-        answer = asked.result(90)
-    assert "stage 0 on node 1 was killed by SIGKILL" in json.dumps(answer)
+        asked = [threads.submit(ask_until_lost) for _ in range(ASKING)]
+        try:
+            poll(lambda: busy(nodes), 60, "it generates")
+            os.kill(pid, signal.SIGKILL)
+            first, *_ = wait(asked, 90, FIRST_COMPLETED).done
+        finally:
+            lost.set()
+    assert "error" in first.result()
+    answers = json.dumps([each.result() for each in asked])
+    assert "stage 0 on node 1 was killed by SIGKILL" in answers
     nodes.await_healed()
     assert nodes.texts() == wanted
     assert nodes.stage() != pid
 
 
 def endless(prompt: str) -> dict[str, Any]:
-    return {"prompt": prompt, "max_tokens": 900, "ignore_eos": True}
+    # Hot, so that no text is repeated, which drafts would end within a moment.
+    return {"prompt": prompt, "max_tokens": 1900, "ignore_eos": True, "temperature": 1.5}
 
 
 def busy(nodes: TwoNodes) -> bool:

@@ -17,24 +17,27 @@ from tests.tools.concurrent_requests import ConcurrentRequests
 from tests.tools.process_tree import command_of
 from tests.tools.server_process import ServerProcess, poll
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
-STREAMS = 64
-NEW_TOKENS = 400
+STREAMS = 16
+NEW_TOKENS = 2500
 """Enough that no stream has ended when the last has begun, however busy the machine is."""
+SECONDS = 240.0
 RESTARTED = "all model servers have been restarted"
 
 
 @pytest.fixture(scope="module")
 def replicas(start_server: StartServer) -> ServerProcess:
-    server = start_server("--replicas", "2")
+    # A long context, and no drafts, which would end a text that repeats itself within a moment.
+    context = ("--rope-factor", "2", "--max-total-tokens", str(NEW_TOKENS + 100))
+    server = start_server("--replicas", "2", "--speculate", "0", *context)
     server.wait_ready()
     return server
 
 
 @pytest.fixture
 def client(replicas: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=replicas.url, timeout=60) as client:
+    with httpx.Client(base_url=replicas.url, timeout=SECONDS) as client:
         yield client
 
 
@@ -76,7 +79,7 @@ def test_each_prefix_is_computed_once_and_both_replicas_are_used(client: httpx.C
 )
 def test_sessions_of_agents_stay(client: httpx.Client, hint: str) -> None:
     """Without a common prefix: a hint says that requests belong together."""
-    poll(lambda: is_healthy(client), 90, "both are healthy")
+    poll(lambda: is_healthy(client), SECONDS, "both are healthy")
     session = secrets.token_hex(8)
     in_body = hint == "prompt_cache_key"
     headers = {} if in_body else {hint: session}
@@ -106,12 +109,12 @@ def test_replicas_have_cores_of_their_own(replicas: ServerProcess) -> None:
 def test_a_killed_replica_ends_its_own_streams_only(
     replicas: ServerProcess, client: httpx.Client
 ) -> None:
-    poll(lambda: is_healthy(client), 90, "both are healthy")
+    poll(lambda: is_healthy(client), SECONDS, "both are healthy")
     killed = model_servers(replicas)[0]
-    crowd = ConcurrentRequests(replicas.url, ["stream", "openai stream"] * 32, NEW_TOKENS)
+    crowd = ConcurrentRequests(replicas.url, ["openai stream"] * STREAMS, NEW_TOKENS)
     crowd.wait_until_started(endless=False)
     os.kill(killed, signal.SIGKILL)
-    poll(lambda: not is_healthy(client), 60, "/health says that one is missing")
+    poll(lambda: not is_healthy(client), SECONDS, "/health says that one is missing")
     body = {"inputs": "import os", "parameters": {"max_new_tokens": 5}}
     for _ in range(20):
         assert client.post("/generate", json=body).status_code == 200
@@ -119,16 +122,16 @@ def test_a_killed_replica_ends_its_own_streams_only(
     outcomes = crowd.outcomes()
     assert len(outcomes) == STREAMS, "some hang"
     failed = [outcome for outcome in outcomes if outcome.kind != "well"]
-    assert 0 < len(failed) <= STREAMS // 2 + 4
+    assert 0 < len(failed) <= STREAMS // 2 + 2
     assert {(each.kind, each.text) for each in failed} == {("error", failed[0].text)}
     assert "the model server is gone" in failed[0].text
-    poll(lambda: is_healthy(client), 90, "it is back")
+    poll(lambda: is_healthy(client), SECONDS, "it is back")
     assert len(model_servers(replicas)) == 2
     assert killed not in model_servers(replicas)
 
 
 def test_a_rolling_restart_refuses_nothing(replicas: ServerProcess, client: httpx.Client) -> None:
-    poll(lambda: is_healthy(client), 90, "both are healthy")
+    poll(lambda: is_healthy(client), SECONDS, "both are healthy")
     before, router = model_servers(replicas), replicas.child("router")
     restarts = replicas.log.count(RESTARTED)
     done = threading.Event()
@@ -137,15 +140,19 @@ def test_a_rolling_restart_refuses_nothing(replicas: ServerProcess, client: http
     def ask() -> None:
         body = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 30}}
         while not done.is_set():
-            answer = client.post("/generate", json=body)
-            answers.append((answer.status_code, answer.text))
+            try:
+                answer = client.post("/generate", json=body)
+            except httpx.HTTPError as error:
+                answers.append((0, repr(error)))
+            else:
+                answers.append((answer.status_code, answer.text))
 
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()
     replicas.process.send_signal(signal.SIGHUP)
     try:
-        poll(lambda: replicas.log.count(RESTARTED) > restarts, 120, "the restart is complete")
+        poll(lambda: replicas.log.count(RESTARTED) > restarts, SECONDS, "the restart is complete")
     finally:
         done.set()
         for thread in threads:

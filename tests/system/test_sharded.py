@@ -23,7 +23,10 @@ from tgi_cli.errors import ExitCode
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
+LENGTH = 4096
 LONG = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 400}}
+ENDLESS = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": LENGTH - 96}}
+"""It has not ended when the test does something to the server."""
 FLAGS = ("--dtype", "float32", "--max-batch-size", "8", "--max-restarts", "0")
 
 
@@ -32,7 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     # No token ends a text: streams last for as long as the tests want.
     return make_llama(
-        path, dtype=torch.float32, vocab_size=4096, eos_token_id=[], tokenizer=demo.model_path()
+        path,
+        dtype=torch.float32,
+        vocab_size=4096,
+        max_position_embeddings=LENGTH,
+        eos_token_id=[],
+        tokenizer=demo.model_path(),
     )
 
 
@@ -125,7 +133,7 @@ def test_a_shard_stopped_in_a_stream_ends_it_with_the_cause(sharded: Sharded) ->
     """One that is killed: see test_faults.py."""
     server, processes = sharded.server, sharded.processes
     url = f"{server.url}/generate_stream"
-    with httpx.stream("POST", url, json=LONG, timeout=60) as response:
+    with httpx.stream("POST", url, json=ENDLESS, timeout=60) as response:
         stream = events(response)
         next(stream)
         os.kill(sharded.other_shard, signal.SIGSTOP)
@@ -141,7 +149,7 @@ def test_a_shard_stopped_in_a_stream_ends_it_with_the_cause(sharded: Sharded) ->
 def test_a_killed_model_server_leaves_no_shard(sharded: Sharded) -> None:
     processes = sharded.processes
     with httpx.stream(
-        "POST", f"{sharded.server.url}/generate_stream", json=LONG, timeout=60
+        "POST", f"{sharded.server.url}/generate_stream", json=ENDLESS, timeout=60
     ) as response:
         stream = events(response)
         next(stream)
