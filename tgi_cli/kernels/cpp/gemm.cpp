@@ -44,6 +44,11 @@ void multiply_panels(const Tile& tile, int64_t panels) {
     if constexpr (VECTORS < PANEL_VECTORS) multiply<Panel, ROWS, VECTORS, VECTORS, false>(tile);
     return;
   }
+  if constexpr (2 * ROWS * VECTORS > SUMS) {
+    multiply_groups<Panel, ROWS, VECTORS>(tile);
+    if constexpr (VECTORS < PANEL_VECTORS) multiply_groups<Panel, ROWS, VECTORS, VECTORS>(tile);
+    return;
+  }
 #endif
   multiply<Panel, ROWS, VECTORS>(tile);
   if constexpr (VECTORS < PANEL_VECTORS) multiply<Panel, ROWS, VECTORS, VECTORS>(tile);

@@ -254,32 +254,18 @@ void multiply(const Tile& tile) {
 #else
 #pragma GCC unroll 2
         for (int which = 0; which < 2; ++which) {
-          auto x_of = [&](int r) __attribute__((always_inline)) {
-            return everywhere(rows[r / 3] + (r % 3) * stride + 2 * pair + which);
-          };
-          // Whichever are fewer are kept in registers.
-          if constexpr (ROWS < VECTORS) {
-            Floats x[ROWS];
+          Floats numbers[VECTORS];
+#pragma GCC unroll 4
+          for (int v = 0; v < VECTORS; ++v) numbers[v] = numbers_of(weights[v], which);
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) x[r] = x_of(r);
+          for (int r = 0; r < ROWS; ++r) {
+            const Floats x = everywhere(rows[r / 3] + (r % 3) * stride + 2 * pair + which);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v) {
-              const Floats number = numbers_of(weights[v], which);
-#pragma GCC unroll 16
-              for (int r = 0; r < ROWS; ++r) sums[r][v] = multiply_add(x[r], number, sums[r][v]);
-            }
-          } else {
-            Floats numbers[VECTORS];
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) numbers[v] = numbers_of(weights[v], which);
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) {
-              const Floats x = x_of(r);
-#pragma GCC unroll 4
-              for (int v = 0; v < VECTORS; ++v) {
-              if constexpr (GROUPS) sums[r][v] = multiply_add(x, numbers[v], sums[r][v]);
-              else accumulate(sums[r][v], x, numbers[v]);
-            }
+              if constexpr (GROUPS)
+                sums[r][v] = multiply_add(x, numbers[v], sums[r][v]);
+              else
+                accumulate(sums[r][v], x, numbers[v]);
             }
           }
         }
@@ -292,9 +278,9 @@ void multiply(const Tile& tile) {
     // Without this, GCC copies sums for what comes behind the loop within it, to memory.
     if constexpr (!GROUPS) {
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r)
+      for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) __asm__("" : "+x"(sums[r][v]));
+        for (int v = 0; v < VECTORS; ++v) __asm__("" : "+x"(sums[r][v]));
     }
 #endif
 
@@ -334,5 +320,56 @@ void multiply(const Tile& tile) {
       for (int v = 0; v < VECTORS; ++v) std::memcpy(kept(r, v), &totals[r][v], sizeof(Floats));
   }
 }
+
+#if !defined(__AVX512F__)
+
+// What is fetched so many chunks further on.
+inline Ahead after(Ahead ahead, int64_t chunks) {
+  if (!ahead.line || !ahead.step) return ahead;
+  const int64_t left = ahead.end >= ahead.line ? (ahead.end - ahead.line) / ahead.step : chunks;
+  if (chunks <= left) {
+    ahead.line += chunks * ahead.step;
+  } else {
+    ahead.line = ahead.then + (chunks - left) * ahead.step;
+    ahead.end = nullptr;
+  }
+  return ahead;
+}
+
+// The same a group at a time, where a group's sums take all the registers there are.
+template <class Panel, int ROWS, int VECTORS, int FIRST = 0>
+void multiply_groups(const Tile& tile) {
+  alignas(32) float sums[ROWS * PANEL];
+  Tile part = tile;
+  part.scales.kind = NO_GROUPS;
+  part.begins = true;
+  part.groups = 1;
+  part.sums = sums;
+  int64_t left = tile.chunks;
+  for (int64_t group = 0; group < tile.groups; ++group) {
+    const int64_t chunks = left < tile.group_chunks ? left : tile.group_chunks;
+    left -= chunks;
+    part.chunks = part.group_chunks = chunks;
+    multiply<Panel, ROWS, VECTORS, FIRST, false>(part);
+    part.x += chunks * 2 * Panel::PAIRS;
+    part.panel += chunks * Panel::STRIDE;
+    part.ahead = after(part.ahead, chunks);
+    if (part.decoded) part.decoded += chunks * Panel::PAIRS * 4 * PANEL;
+
+    Floats scale[VECTORS], offset[VECTORS];
+    tile.scales.of_group<VECTORS, FIRST>(group, scale, offset);
+    const float* x_sums = tile.x_sums + group * tile.x_sums_stride;
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        const int64_t at = r * PANEL + WIDTH * (v + FIRST);
+        Floats total = multiply_add(scale[v], read<Floats>(sums + at), read<Floats>(tile.sums + at));
+        if (tile.scales.offsets) total = multiply_add(offset[v], everywhere(x_sums + r), total);
+        std::memcpy(tile.sums + at, &total, sizeof total);
+      }
+  }
+}
+
+#endif
 
 }  // namespace tgi
