@@ -82,10 +82,28 @@ TGI_INLINE f32x16 load(const bf16* from) {
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Words whose upper halves are numbers rounded to bfloat16; what is below is not cleared.
+TGI_INLINE __m256i rounded_words(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), one = _mm256_set1_epi32(1);
+  const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even);
+  const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+  return _mm256_castps_si256(
+      _mm256_blendv_ps(_mm256_castsi256_ps(rounded), nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+#endif
+
 TGI_INLINE void store(bf16* to, f32x16 x) {
 #if defined(__AVX512BF16__)
   __m256bh half = _mm512_cvtneps_pbh((__m512)x);
   std::memcpy(to, &half, 32);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  __m256 halves[2];
+  std::memcpy(halves, &x, 64);
+  const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(rounded_words(halves[0]), 16),
+                                             _mm256_srli_epi32(rounded_words(halves[1]), 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
 #else
   u32x16 bits = (u32x16)x;
   u32x16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -98,9 +116,18 @@ TGI_INLINE void store(bf16* to, f32x16 x) {
 
 // x as it would be had it been kept in bfloat16 in between.
 TGI_INLINE f32x16 through_bf16(f32x16 x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  __m256i halves[2];
+  std::memcpy(halves, &x, 64);
+  for (__m256i& half : halves)
+    half = _mm256_and_si256(rounded_words(_mm256_castsi256_ps(half)), _mm256_set1_epi32(int32_t(0xffff0000)));
+  std::memcpy(&x, halves, 64);
+  return x;
+#else
   bf16 kept[16];
   store(kept, x);
   return load(kept);
+#endif
 }
 
 // Two neighbouring bfloat16 numbers as one word, the first in the lower half.
