@@ -47,7 +47,8 @@ def gateway(
     environments: Path, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
     python = make_environment(environments, REQUIREMENTS)
-    servers = [start_server("--rope-factor", "4", "--max-total-tokens", str(LIMIT)) for _ in range(2)]
+    limits = ("--rope-factor", "4", "--max-total-tokens", str(LIMIT))
+    servers = [start_server(*limits) for _ in range(2)]
     for server in servers:
         server.wait_ready()
     log = tmp_path_factory.mktemp("smg") / "log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from tgi_cli.gguf.values import short
 _LARGEST = 1 << 31
 _MOST_LAYERS = 1 << 12
 _MOST_HEADS = 1 << 16
+_LARGEST_FLOAT32 = 3.4e38
 _REMEDY = "download another file of the model"
 
 
@@ -69,8 +71,7 @@ class ArchitectureKeys:
         value: Any = self._value(name, default)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
-        # A float32 as the shortest decimal number that stands for it: 1e-05, as it was written.
-        return float(f"{value:.7g}") if isinstance(value, float) else float(value)
+        return _shortest(float(value))
 
     def flag(self, name: str, default: bool) -> bool:
         """A switch."""
@@ -160,3 +161,12 @@ class ArchitectureKeys:
         if count > _MOST_HEADS:
             raise self.invalid(f"{self.architecture}.{name} is {count}")
         return count
+
+
+def _shortest(value: float) -> float:
+    """A float32 as the shortest decimal number that stands for it: 1e-05, as it was written."""
+    if abs(value) > _LARGEST_FLOAT32:
+        return value
+    single = struct.pack("<f", value)
+    shorter = (float(f"{value:.{digits}g}") for digits in range(6, 10))
+    return next((each for each in shorter if struct.pack("<f", each) == single), value)
