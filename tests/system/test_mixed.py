@@ -15,13 +15,13 @@ import pytest
 from tests.system.conftest import StartServer
 from tests.tools.server_process import ServerProcess
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 REQUESTS = 120
 CACHE_TOKENS = 2048
 LONG = 3
 """Requests that run beside the others, and whose tokens alone are more than the cache has."""
-LONG_TOKENS = 1300
+LONG_TOKENS = 900
 ROUNDS = 4
 """So often are all sent at most: on a busy machine they may arrive one after another."""
 FORMS = 14
