@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels import custom_kernels_enabled
+from tgi_cli.quantization import split_inputs
 from tgi_cli.quantization.base import QuantizedMatmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, group_inputs
 from tgi_cli.quantization.scaled_matmul import ScaledMatmul, can_scale, has_fp8
@@ -67,9 +68,7 @@ def make_cuda_matmul(
     tiled = tile_weight(arranged, weight.bits, device, fp8_inputs)
     if isinstance(tiled, str):
         return tiled
-    from tgi_cli.quantization.triton_product import prepare
-
-    prepare(device)
+    split_inputs.counters(device)  # not in a CUDA graph
     order = None if arranged.order is None else arranged.order.to(device)
     return _try_kernel(lambda: TritonMatmul(tiled, order), weight, dtype, device)
 

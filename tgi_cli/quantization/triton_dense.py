@@ -22,8 +22,6 @@ Not measured on a GPU; a server measures it at warm-up
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -32,16 +30,11 @@ from triton.language.extra.cuda import gdc_wait
 
 from tgi_cli.device.dependent_launch import fetch_lines
 from tgi_cli.device.triton_launch import cached_launches
+from tgi_cli.quantization import split_inputs
 
 MAX_ROWS = 64
 BLOCK_N = 64
 BLOCK_K = 128
-MAX_SPLITS = 16
-_PROGRAMS = 264
-"""Programs that a launch should have: two for each multiprocessor of an H100."""
-_MIN_BLOCKS = 4
-"""Blocks of inputs of a program at least."""
-
 _FETCHED_BLOCKS = tl.constexpr(4)
 """Blocks of inputs whose weights are fetched before the wait: 64 KiB of a program, which an H100's
 memory reads for all programs in about the time of two small kernels."""
@@ -150,7 +143,7 @@ def few_rows_product(
         return product
     block_m, options = tile_of(rows)
     tiles, splits = -(-outputs // BLOCK_N), num_splits(outputs, inputs)
-    arrived = _counters(x.device)
+    arrived = split_inputs.counters(x.device)
     parts = arrived.view(torch.float32)  # not written, but of the dtype that is compiled for
     if splits > 1:
         count = tiles * splits * BLOCK_N * block_m
@@ -191,22 +184,6 @@ def tile_of(rows: int) -> tuple[int, dict[str, int]]:
     return MAX_ROWS, {"num_warps": 4, "num_stages": 3}
 
 
-@cache
 def num_splits(outputs: int, inputs: int) -> int:
     """Programs that share the inputs of a tile: the same for any number of rows."""
-    tiles, blocks = -(-outputs // BLOCK_N), -(-inputs // BLOCK_K)
-    return max(1, min(_PROGRAMS // tiles, blocks // _MIN_BLOCKS, MAX_SPLITS))
-
-
-@cache
-def _counters(device: torch.device) -> Tensor:
-    """int32 zeros for the tiles of a product whose inputs are split; every launch leaves zeros.
-
-    Launches of one device run in order, on one stream.
-    """
-    return torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
-
-
-def prepare(device: torch.device) -> None:
-    """Allocate what launches share, before a CUDA graph is captured."""
-    _counters(device)
+    return split_inputs.num_splits(-(-outputs // BLOCK_N), -(-inputs // BLOCK_K))

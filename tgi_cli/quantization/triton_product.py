@@ -15,14 +15,13 @@ expert and rows in the ends of the groups, so that a launch depends on the numbe
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tgi_cli.device.triton_launch import cached_launches
+from tgi_cli.quantization import split_inputs
 from tgi_cli.quantization.tiled_weight import (
     E2M1,
     E4M3,
@@ -35,11 +34,6 @@ from tgi_cli.quantization.triton_quantize import quantize_rows
 
 MAX_SPLIT_ROWS = 64
 """Rows up to which inputs are split: more of them make enough programs."""
-MAX_SPLITS = 16
-_PROGRAMS = 264
-"""Programs that a launch should have: two for each multiprocessor of an H100."""
-_MAX_TILES = 1 << 14
-"""Tiles of a product whose inputs are split, at most."""
 
 _INTEGER = tl.constexpr(INTEGER)
 _E2M1 = tl.constexpr(E2M1)
@@ -149,7 +143,7 @@ def _product_kernel(
     PADDED_EXPERTS: tl.constexpr,
     SHARED_BY: tl.constexpr,  # pairs that read the same row of x; 0: row i of x is of row i
     SCATTERED: tl.constexpr,  # row i of the product goes to its pair
-    MAY_SPLIT: tl.constexpr,  # whether it depends on the launch: see _num_splits
+    MAY_SPLIT: tl.constexpr,  # whether it depends on the launch: see MAX_SPLIT_ROWS
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -287,8 +281,8 @@ def triton_product(
         tiles = min(rows, rows // block_m + num_experts)
     columns = triton.cdiv(weight.outputs, block_n)
     blocks = weight.data.shape[1]
-    splits = _num_splits(rows, tiles * columns, blocks)
-    arrived = _counters(x.device)
+    splits = 1 if rows > MAX_SPLIT_ROWS else split_inputs.num_splits(tiles * columns, blocks)
+    arrived = split_inputs.counters(x.device)
     parts = arrived.view(torch.float32)  # not written, but of the dtype that is compiled for
     if splits > 1:
         parts = torch.empty(
@@ -349,24 +343,3 @@ def tile_of(rows: float, weight: TiledWeight) -> tuple[int, int, dict[str, int]]
     if weight.fp8_inputs and weight.steps:
         return 64, 128, options
     return 128, 64 if weight.form == TABLE else 128, options
-
-
-def _num_splits(rows: int, tiles: int, blocks: int) -> int:
-    """Programs that share the inputs of a tile; each gets four blocks of them at least."""
-    if rows > MAX_SPLIT_ROWS or tiles > _MAX_TILES:
-        return 1
-    return max(1, min(_PROGRAMS // tiles, blocks // 4, MAX_SPLITS))
-
-
-@cache
-def _counters(device: torch.device) -> Tensor:
-    """int32 [_MAX_TILES] of zeros; every launch leaves zeros.
-
-    Launches of one device run in order, on one stream.
-    """
-    return torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
-
-
-def prepare(device: torch.device) -> None:
-    """Allocate what launches share, before a CUDA graph is captured."""
-    _counters(device)

@@ -19,6 +19,7 @@ from tgi_cli.device.dependent_launch import has_dependent_launch
 from tgi_cli.layers import Build, ColumnParallelLinear, Projection, triton_ops
 from tgi_cli.quantization import Unquantized, triton_dense
 from tgi_cli.quantization.few_rows import MAX_CLASS, FewRows, rows_class
+from tgi_cli.quantization.split_inputs import counters
 from tgi_cli.quantization.triton_dense import few_rows_product, num_splits
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -62,6 +63,7 @@ def test_products_are_right(shape: tuple[int, int], dtype: torch.dtype) -> None:
             assert (product.dtype, product.shape) == (dtype, wanted.shape)
             limit = torch.finfo(dtype).eps * wanted.abs() + 1e-6 * shape[1]
             assert ((product.double() - wanted).abs() <= limit).all()
+            assert not counters(x.device).any(), "the next product would add up too early"
 
 
 def test_all_classes_of_rows_are_taken() -> None:

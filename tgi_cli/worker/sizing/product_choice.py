@@ -27,6 +27,7 @@ from tgi_cli.models import CausalLM
 from tgi_cli.quantization import Unquantized
 from tgi_cli.quantization.cuda_matmul import DTYPES, triton_missing
 from tgi_cli.quantization.few_rows import MAX_CLASS, FewRows
+from tgi_cli.quantization.split_inputs import counters
 from tgi_cli.worker.sizing.graph_timing import graph_seconds
 from tgi_cli.worker.sizing.memory import release_unused_memory
 
@@ -126,11 +127,10 @@ def measure(
         warn: takes the reason why a way is left out.
     """
     from tgi_cli.device.dependent_launch import has_dependent_launch
-    from tgi_cli.quantization.triton_dense import prepare
 
     weight = layers[0].weight
     assert weight is not None
-    prepare(weight.device)
+    counters(weight.device)  # not in a CUDA graph
     shape = (3, rows, 2 * weight.shape[1])
     random = torch.Generator(weight.device).manual_seed(rows)
     gates = torch.randn(shape, generator=random, dtype=weight.dtype, device=weight.device)
