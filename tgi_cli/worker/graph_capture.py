@@ -5,9 +5,11 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -74,10 +76,19 @@ class CudaGraph:
 
 
 def cuda_graphs() -> Callable[[], Graph]:
-    """Create a factory of graphs that share one pool of memory."""
+    """Create a factory of graphs on the current device that share one pool of memory."""
     pool = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = _capture_stream(torch.cuda.current_device(), threading.get_ident())
     return lambda: CudaGraph(pool, stream)
+
+
+@cache
+def _capture_stream(device: int, thread: int) -> torch.cuda.Stream:
+    """One for all captures of a thread: torch keeps a workspace of cuBLAS for each stream.
+
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#cublas-workspaces
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call, no-any-return, unused-ignore]
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from tgi_cli.worker import graph_capture
 from tgi_cli.worker.graph_capture import cuda_graphs, no_waiting
 
 POOL = (0, 7)
@@ -16,7 +19,9 @@ class Device:
     """torch 2.11's part in a capture: an error at its end leaves the allocator in the pool."""
 
     def __init__(self) -> None:
+        self.index = 0
         self.stream: Any = "main"
+        self.captured_on: list[Any] = []
         self.capturing = False
         self.invalid = False
         self.to_pool: list[Any] = []
@@ -41,6 +46,7 @@ class Graph:
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
         assert self.device.stream != "main"
         assert capture_error_mode == "thread_local"
+        self.device.captured_on.append(self.device.stream)
         self.device.to_pool.append(pool)
         self.device.capturing, self.device.invalid = True, False
 
@@ -57,11 +63,12 @@ class Graph:
 
 
 class Stream:
-    device_index = 0
+    def __init__(self, device: int) -> None:
+        self.device_index = device
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     made = Device()
 
     class Use:
@@ -80,9 +87,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", Use)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: made.wait())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: made.index)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: POOL)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocation, raising=False)
-    return made
+    graph_capture._capture_stream.cache_clear()
+    yield made
+    graph_capture._capture_stream.cache_clear()
 
 
 def test_a_capture_that_succeeds_is_replayed(device: Device) -> None:
@@ -124,6 +134,23 @@ def test_an_error_of_the_models_own_code_ends_the_capture(device: Device) -> Non
     with pytest.raises(KeyError, match="cache"):
         cuda_graphs()().capture(work)
     assert (device.stream, device.capturing, device.to_pool) == ("main", False, [])
+
+
+def test_captures_share_a_stream(device: Device) -> None:
+    """Of a device and a thread: torch keeps a workspace of cuBLAS for each stream."""
+
+    def capture() -> None:
+        cuda_graphs()().capture(lambda: torch.ones(1))
+
+    for index in (0, 0, 1, 0):
+        device.index = index
+        capture()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(capture).result()
+    first, second, elsewhere, third, in_thread = device.captured_on
+    assert first is second is third
+    assert (first.device_index, elsewhere.device_index, in_thread.device_index) == (0, 1, 0)
+    assert in_thread is not first
 
 
 def test_waiting_is_an_error_inside_and_as_before_outside(monkeypatch: Any) -> None:
