@@ -17,8 +17,10 @@ in a second graph       the likeliest tokens, their log-probabilities, and their
 
 No value that varies is a constant in a graph. The copies and the graphs run in order on one
 stream, so a step may be prepared while the one before it runs. The same order ensures that a
-graph's result is used before the next graph overwrites it. Steps with prompts have graphs of their
-own (:mod:`tgi_cli.worker.mixed_graphs`).
+graph's result is used before the next graph overwrites it. Chosen tokens alone are read out of
+order: they are copied to the host on another stream, while the next step's first graph may run. So
+they are outside the memory of the graphs, which any graph may write, and the next choice waits for
+the copy. Steps with prompts have graphs of their own (:mod:`tgi_cli.worker.mixed_graphs`).
 """
 
 from __future__ import annotations
@@ -130,6 +132,8 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         )
         self._buffers: AttentionMetadata | None = None
         self._hidden: Tensor | None = None
+        self._chosen: Tensor | None = None
+        """int32 [rows, 2]; see :func:`packed_choice`."""
         self._states = attention.states
         self._state_slots: dict[int, StateMetadata] = {}
         """By size. Graphs read their tensors."""
@@ -144,7 +148,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
 
     def drop(self) -> None:
         self.choices.clear()
-        self._buffers = self._hidden = None
+        self._buffers = self._hidden = self._chosen = None
         self._state_slots.clear()
         super().drop()
 
@@ -219,6 +223,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         self._buffers = self._attention.decode_buffers(self.largest, width)
         if self._buffers is None:
             raise RuntimeError(f"{type(self._attention).__name__} has no steps of a fixed size")
+        self._chosen = choice_buffer(min(self.largest, self._head_rows), self._device)
 
     def plan(self, key: tuple[int, bool]) -> None:
         size, adapted = key
@@ -261,8 +266,10 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
     def _pack(self, size: int, output: Tensor) -> Tensor:
         """The second graph's work over the output of the first; see :func:`packed_choice`."""
         assert self._greedy is not None
+        assert self._chosen is not None
         logits = output if self._own_logits is None else self._own_logits(output)
-        return packed_choice(self._greedy(logits), self._rows, self._view(size)[TARGET])
+        targets = self._view(size)[TARGET]
+        return packed_choice(self._greedy(logits), self._rows, targets, self._chosen[:size])
 
     def _forward(self, size: int) -> Tensor:
         """Hidden states [size, H] of the inputs."""
@@ -276,11 +283,28 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         return self._model.forward(input_ids, inputs[POSITION], self._attention)
 
 
-def packed_choice(chosen: Sampled, rows: InputBatch, targets: Tensor) -> Tensor:
+def choice_buffer(rows: int, device: torch.device) -> Tensor:
+    """int32 [rows, 2] for :func:`packed_choice`; to be made outside of a capture.
+
+    It is written by graphs of the choice alone. A forward pass that is replayed while the result is
+    copied to the host leaves it as it is, where it may overwrite memory of the graphs' pool.
+    """
+    return torch.zeros(rows, 2, dtype=torch.int32, device=device)
+
+
+def packed_choice(chosen: Sampled, rows: InputBatch, targets: Tensor, out: Tensor) -> Tensor:
     """Put chosen tokens into the pool at ``targets``, by operators that a graph can hold.
 
+    Args:
+        chosen: of N rows.
+        rows: the persistent batch.
+        targets: [N], flat indices.
+        out: int32 [N, 2], part of a :func:`choice_buffer`.
+
     Returns:
-        int32 [N, 2]: ids, and the bits of their log-probabilities.
+        ``out``, with ids and the bits of their log-probabilities.
     """
     rows.record_write(targets, chosen.token_ids)
-    return torch.stack((chosen.token_ids.int(), chosen.logprobs.view(torch.int32)), dim=1)
+    out[:, 0].copy_(chosen.token_ids)
+    out[:, 1].copy_(chosen.logprobs.view(torch.int32))
+    return out

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention
 from tgi_cli.sampling.sampler import Sampled
-from tgi_cli.worker.cuda_graphs import MAX_HEAD_ROWS, packed_choice
+from tgi_cli.worker.cuda_graphs import MAX_HEAD_ROWS, choice_buffer, packed_choice
 from tgi_cli.worker.executors import ForwardOutput, RunnableModel
 from tgi_cli.worker.graph_capture import Graph, GraphSet, cuda_graphs
 from tgi_cli.worker.input_batch import InputBatch
@@ -173,6 +173,8 @@ class MixedGraphs(GraphSet[MixedSize]):
         self._hidden: Tensor | None = None
         self._last: Tensor | None = None
         """Hidden states of the tokens before the sampled ones."""
+        self._chosen: Tensor | None = None
+        """int32 [samples, 2]; see :func:`tgi_cli.worker.cuda_graphs.packed_choice`."""
         self._inputs = torch.empty(0, dtype=torch.int64)
         self._views: dict[MixedSize, tuple[Tensor, _Inputs]] = {}
         """By size: its part of the buffer, as a whole and in parts."""
@@ -297,6 +299,8 @@ class MixedGraphs(GraphSet[MixedSize]):
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
         self._inputs = zeros(length, dtype=torch.int64)
+        samples = max((size.samples for size in self._sizes if self.chooses(size)), default=0)
+        self._chosen = choice_buffer(samples, self._device)
         self._views = {
             size: (self._inputs[: _length(size)], _Inputs.of(self._inputs, size))
             for size in self._sizes
@@ -371,15 +375,17 @@ class MixedGraphs(GraphSet[MixedSize]):
         """See :func:`tgi_cli.worker.cuda_graphs.packed_choice`."""
         assert self._greedy is not None
         assert self._last is not None
-        logits = self._logits(self._last[: size.samples])
-        targets = self._views[size][1].targets[: size.samples]
-        return packed_choice(self._greedy(logits), self._rows, targets)
+        assert self._chosen is not None
+        samples = size.samples
+        logits = self._logits(self._last[:samples])
+        targets = self._views[size][1].targets[:samples]
+        return packed_choice(self._greedy(logits), self._rows, targets, self._chosen[:samples])
 
     def drop(self) -> None:
         self.choices.clear()
         self._metadata.clear()
         self._views.clear()
-        self._hidden = self._last = None
+        self._hidden = self._last = self._chosen = None
         super().drop()
 
 

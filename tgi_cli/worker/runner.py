@@ -265,7 +265,8 @@ class ModelRunner:
             if self._shard.rank > 0:
                 result.packed = None  # shard 0 reports
             result.send(self._device, self._copies)
-            self._last_copy = result.arrived
+            if result.packed is not None:  # other results are never overwritten
+                self._last_copy = result.arrived
         return result
 
     @torch.inference_mode()
