@@ -247,6 +247,7 @@ void multiply_integers(const IntegerTile& tile) {
   // codes would do, but have no registers.
   constexpr int SPAN = Codes::LARGEST > 127 ? 1 : Codes::LARGEST > 31 ? 2 : 4;
   constexpr int SPAN_CHUNKS = SPAN / FOURS;
+  constexpr int LINES = (Codes::STRIDE == 256 ? 32 * VECTORS : Codes::STRIDE * VECTORS / PANEL_VECTORS + 63) / 64;
   constexpr bool UNSIGNED = Codes::LARGEST < 128;  // codes are multiplied as they are
   // Every third row has a pointer: the two behind it are reached by the stride.
   constexpr int POINTERS = (ROWS + 2) / 3;
@@ -258,6 +259,7 @@ void multiply_integers(const IntegerTile& tile) {
   const uint8_t* panel = tile.panel;
   const bool grouped = tile.scales.kind != NO_GROUPS;
   const __m256i ones = _mm256_set1_epi16(1);
+  Ahead ahead = tile.ahead;
   int64_t in_group = 0, group = 0;
   auto kept = [&](int r, int v) {
     return tile.sums + v / PANEL_VECTORS * tile.sums_stride + r * PANEL + WIDTH * (v % PANEL_VECTORS + FIRST);
@@ -274,6 +276,14 @@ void multiply_integers(const IntegerTile& tile) {
 
     auto add_chunks = [&](auto count) __attribute__((always_inline)) {
       constexpr int TOGETHER = decltype(count)::value * FOURS;
+#pragma GCC unroll 2
+      for (int chunk = 0; chunk < decltype(count)::value; ++chunk) {
+        if (ahead.line == ahead.end) ahead.line = ahead.then;
+#pragma GCC unroll 8
+        for (int line = 0; line < LINES; ++line)
+          if (line == 0 || ahead.step > 64 * line) __builtin_prefetch(ahead.line + 64 * line, 0, 2);
+        ahead.line += ahead.step;
+      }
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) {
         Words codes[TOGETHER];
@@ -335,6 +345,20 @@ void multiply_integers(const IntegerTile& tile) {
   }
 }
 
+// All vectors of a panel from `FIRST` on, so many at a time. Each part fetches as much of what is next.
+template <class Codes, int ROWS, int VECTORS, int FIRST = 0>
+void multiply_parts(const IntegerTile& tile) {
+  IntegerTile part = tile;
+  if constexpr (VECTORS < PANEL_VECTORS) {
+    const Ahead& all = tile.ahead;
+    part.ahead.line = (all.then ? all.then : all.line) + tile.chunks * all.step * FIRST / PANEL_VECTORS;
+    part.ahead.step = all.step * VECTORS / PANEL_VECTORS;
+    part.ahead.end = nullptr;
+  }
+  multiply_integers<Codes, ROWS, VECTORS, FIRST>(part);
+  if constexpr (FIRST + VECTORS < PANEL_VECTORS) multiply_parts<Codes, ROWS, VECTORS, FIRST + VECTORS>(tile);
+}
+
 // Of so few rows, two panels that alternate are multiplied at once.
 constexpr int64_t TWO_INTEGER_PANELS_ROWS = 1;
 
@@ -343,16 +367,9 @@ template <class Codes, int PLANES, int PANELS = 1, int ROWS = INTEGER_TILE_ROWS>
 void multiply_integer_rows(const IntegerTile& tile, int64_t rows) {
   if constexpr (ROWS > 1)
     if (rows < ROWS) return multiply_integer_rows<Codes, PLANES, PANELS, ROWS - 1>(tile, rows);
-  if constexpr (PLANES == 1) {
-    // As many sums as there are registers beside those of codes.
-    constexpr int VECTORS = ROWS == 1 ? PANELS * PANEL_VECTORS : ROWS == 2 ? PANEL_VECTORS : ROWS == 3 ? 2 : 1;
-    multiply_integers<Codes, ROWS, VECTORS>(tile);
-    if constexpr (VECTORS < PANEL_VECTORS) multiply_integers<Codes, ROWS, VECTORS, VECTORS>(tile);
-    if constexpr (2 * VECTORS < PANEL_VECTORS) {
-      multiply_integers<Codes, ROWS, VECTORS, 2 * VECTORS>(tile);
-      multiply_integers<Codes, ROWS, VECTORS, 3 * VECTORS>(tile);
-    }
-  }
+  // As many sums as there are registers beside those of codes.
+  constexpr int VECTORS = ROWS == 1 ? PANELS * PANEL_VECTORS : ROWS == 2 ? PANEL_VECTORS : ROWS == 3 ? 2 : 1;
+  if constexpr (PLANES == 1) multiply_parts<Codes, ROWS, VECTORS>(tile);
 }
 
 #endif
