@@ -1,14 +1,16 @@
-"""The garbage collector while modules are imported."""
+"""Imports: the garbage collector meanwhile, and torch without operators for the meta device."""
 
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from tgi_cli.process.imports import importing
+from tgi_cli.process.imports import importing, without_meta_kernels
 
 
 class Node:
@@ -49,3 +51,41 @@ def test_a_collector_that_is_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+WITHOUT_META_KERNELS = """
+import sys
+from tgi_cli.process.imports import without_meta_kernels
+
+with without_meta_kernels():
+    import torch
+assert "torch._decomp" not in sys.modules
+scores = torch.empty(2, 3, device="meta")
+assert (scores + 1).sum(-1).view(1, 2).shape == (1, 2)
+order = torch.empty(5, dtype=torch.int64, device="meta")
+try:
+    scores.index_select(1, order)
+except NotImplementedError:
+    pass
+else:
+    raise AssertionError("an operator without a shape in C++ works: nothing was left out")
+
+import tgi_cli.models.hf
+
+assert scores.index_select(1, order).shape == (2, 5)
+assert sys.modules["torch._meta_registrations"] is torch._meta_registrations
+"""
+
+
+def test_torch_gets_its_operators_for_the_meta_device_with_the_models_that_need_them() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_META_KERNELS], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_an_imported_torch_keeps_its_operators_for_the_meta_device() -> None:
+    import torch
+
+    with without_meta_kernels():
+        assert sys.modules["torch._meta_registrations"] is torch._meta_registrations
