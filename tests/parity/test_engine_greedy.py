@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -137,7 +137,13 @@ def test_an_8_bit_cache_holds_twice_the_tokens(checkpoint: Path, oracle: Oracle,
 
 
 @contextmanager
-def engine(worker: ModelWorker, depth: int = 0, **changes: Any) -> Iterator[Client]:
+def engine(
+    worker: ModelWorker,
+    depth: int = 0,
+    requests: Iterable[GenerationRequest] = (),
+    **changes: Any,
+) -> Iterator[Client]:
+    """A client of an engine whose loop finds ``requests`` in its inbox when it starts."""
     assert worker.capacity is not None
     values: dict[str, Any] = {
         "max_total_tokens": 192,
@@ -148,6 +154,8 @@ def engine(worker: ModelWorker, depth: int = 0, **changes: Any) -> Iterator[Clie
         "num_state_slots": worker.capacity.num_state_slots,
     }
     core = EngineCore(worker, SchedulerConfig(**(values | changes)), depth)
+    for each in requests:
+        core.inbox.put(each)
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
     client = Client(core)
@@ -216,6 +224,10 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 
 
+TOGETHER = 8
+"""Requests that wait when the engine starts: more than 14 blocks hold, before any is cancelled."""
+
+
 @pytest.mark.tgi_pain(4)
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(map(str, s.values())) or "-")
 def test_random_arrivals_and_cancellations(
@@ -224,12 +236,18 @@ def test_random_arrivals_and_cancellations(
     random_ = random.Random(11)
     shared = random_prompt(random_, 60)
     requests: dict[int, tuple[list[int], int]] = {}
-    with engine(worker, **switches) as client:
-        for i in range(24):
-            prompt = shared[: random_.choice([0, 5, 16, 33, 60])]
-            prompt = prompt + random_prompt(random.Random(i % 6), random_.choice([1, 15, 16, 40]))
-            requests[i] = prompt, random_.choice([1, 4, NEW, 70])
-            client.core.inbox.put(greedy(i, *requests[i]))
+    for i in range(24):
+        prompt = shared[: random_.choice([0, 5, 16, 33, 60])]
+        prompt = prompt + random_prompt(random.Random(i % 6), random_.choice([1, 15, 16, 40]))
+        requests[i] = prompt, random_.choice([1, 4, NEW, 70])
+    small = switches.get("num_blocks") == 14
+    preempts = small and "capacity_policy" not in switches
+    asked = [greedy(i, *request) for i, request in requests.items()]
+    with engine(worker, requests=asked[:TOGETHER], **switches) as client:
+        while preempts and not client.core.metrics.load.preemptions:
+            client.read()
+        for i in range(TOGETHER, 24):
+            client.core.inbox.put(asked[i])
             if random_.random() < 0.2:
                 client.core.inbox.put(Cancel(random_.randrange(i + 1)))
             for _ in range(random_.choice([0, 0, 1, 3])):
@@ -237,8 +255,7 @@ def test_random_arrivals_and_cancellations(
                     client.read()
         client.read_until_finished(*requests)
         preemptions = client.core.metrics.load.preemptions
-    small = switches.get("num_blocks") == 14
-    assert (preemptions > 0) == (small and "capacity_policy" not in switches)
+    assert (preemptions > 0) == preempts
     for i, (prompt, new) in requests.items():
         told = client.tokens.get(i, [])
         if client.finished[i][0] is FinishReason.CANCELLED:
@@ -255,11 +272,12 @@ def test_behind_a_spent_budget_the_answer_is_that_to_the_closed_reasoning(
     """In batches with requests without one, and at 14 blocks with preemption."""
     close = (251, 252)
     prompts = [random_prompt(random.Random(i), length) for i, length in enumerate([1, 16, 40, 60])]
-    with engine(worker, depth, num_blocks=blocks) as client:
-        for i in range(12):
-            thinking = ThinkingBudget(tokens=i, open=(250,), close=close, inside=True)
-            asked = replace(greedy(i, prompts[i % 4], 40), thinking=thinking if i % 3 else None)
-            client.core.inbox.put(asked)
+    requests = []
+    for i in range(12):
+        thinking = ThinkingBudget(tokens=i, open=(250,), close=close, inside=True)
+        asked = replace(greedy(i, prompts[i % 4], 40), thinking=thinking if i % 3 else None)
+        requests.append(asked)
+    with engine(worker, depth, requests, num_blocks=blocks) as client:
         client.read_until_finished(*range(12))
         preemptions = client.core.metrics.load.preemptions
     assert (preemptions > 0) == (blocks == 14)

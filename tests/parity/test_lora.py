@@ -7,6 +7,7 @@ slots gets requests for the base and three adapters, of different ranks, togethe
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -36,6 +37,7 @@ from tgi_cli.engine.messages import (
     LoadAdapter,
     UnloadAdapter,
 )
+from tgi_cli.engine.step import Step
 from tgi_cli.hub.merge_lora import merge
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, read_config
@@ -168,19 +170,42 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 
 
+TOGETHER = 8
+"""Requests of a first step: four of them, for the base, are more than 14 blocks hold."""
+
+
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(map(str, s.values())) or "-")
 def test_mixed_batches_generate_what_merged_models_do(
-    worker: ModelWorker, models: Models, switches: dict[str, Any]
+    worker: ModelWorker,
+    models: Models,
+    switches: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random_ = random.Random(7)
     shared = random_prompt(random_, 60)
     requests: dict[int, tuple[int, list[int], int]] = {}
+    for i in range(28):
+        prompt = shared[: random_.choice([0, 16, 33, 60])]
+        prompt = prompt + random_prompt(random.Random(i % 5), random_.choice([1, 15, 40]))
+        adapter_id, new = random_.randrange(4), random_.choice([1, 4, 12, 60])
+        if i < TOGETHER:
+            adapter_id, new = i % 2, 60
+        requests[i] = adapter_id, prompt, new
+    launch, may_begin = worker.launch, threading.Event()
+
+    def begin(step: Step) -> object:
+        assert may_begin.wait(60)
+        return launch(step)
+
+    monkeypatch.setattr(worker, "launch", begin)
     with with_adapters(worker, models, **switches) as client:
         load_all(client, models)
-        for i in range(28):
-            prompt = shared[: random_.choice([0, 16, 33, 60])]
-            prompt = prompt + random_prompt(random.Random(i % 5), random_.choice([1, 15, 40]))
-            requests[i] = random_.randrange(4), prompt, random_.choice([1, 4, 12, 60])
+        for i in range(TOGETHER):
+            client.core.inbox.put(greedy(i, *requests[i]))
+        may_begin.set()
+        while "num_blocks" in switches and not client.core.metrics.load.preemptions:
+            client.read()
+        for i in range(TOGETHER, 28):
             client.core.inbox.put(greedy(i, *requests[i]))
             if random_.random() < 0.15:
                 client.core.inbox.put(Cancel(random_.randrange(i + 1)))

@@ -7,7 +7,7 @@ likely each token was must come out again from prefixes, forks, chunks and preem
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,10 @@ def worker(request: Any, tmp_path_factory: Any) -> Iterator[ModelWorker]:
 
 
 @contextmanager
-def engine(worker: Any, **changes: Any) -> Iterator[Listener]:
+def engine(
+    worker: Any, requests: Iterable[GenerationRequest] = (), **changes: Any
+) -> Iterator[Listener]:
+    """A client of an engine whose loop finds ``requests`` in its inbox when it starts."""
     values: dict[str, Any] = {
         "max_total_tokens": MOST,
         "max_batch_prefill_tokens": 64,
@@ -87,7 +90,7 @@ def engine(worker: Any, **changes: Any) -> Iterator[Listener]:
         "num_state_slots": ROWS + SPARE,
         "window": worker.model.kv_window if "window" not in changes else None,
     }
-    with running(worker, SchedulerConfig(**(values | changes))) as client:
+    with running(worker, SchedulerConfig(**(values | changes)), requests=requests) as client:
         yield Listener(client.core)
 
 
@@ -115,6 +118,10 @@ def alone(worker: ModelWorker, prompts: list[list[int]], new: int) -> Answers:
 def run(client: Listener, *requests: GenerationRequest) -> Answers:
     for request in requests:
         client.core.inbox.put(request)
+    return answers_to(client, requests)
+
+
+def answers_to(client: Listener, requests: Sequence[GenerationRequest]) -> Answers:
     client.read_until_finished(*(request.request_id for request in requests))
     return [(client.tokens[r.request_id], client.logprobs[r.request_id]) for r in requests]
 
@@ -158,9 +165,10 @@ def test_preemption_and_cancellation(worker: ModelWorker) -> None:
     choose = random.Random(3)
     prompts = [random_ids(choose.randrange(1, 60), seed=i) for i in range(8)]
     expected = alone(worker, prompts, 30)
-    with engine(worker, num_blocks=12, max_batch_prefill_tokens=24) as client:
-        for i, prompt in enumerate(prompts):
-            client.core.inbox.put(ask(i, prompt, 30))
+    asked = [ask(i, prompt, 30) for i, prompt in enumerate(prompts)]
+    with engine(worker, asked, num_blocks=12, max_batch_prefill_tokens=24) as client:
+        while not client.core.metrics.load.preemptions:
+            client.read()
         for gone in choose.sample(range(8), 2):
             for _ in range(choose.randrange(8)):
                 client.read()
@@ -186,10 +194,13 @@ def test_two_shards_keep_their_states_in_the_same_slots(tmp_path: Path) -> None:
         slots = worker.warmup().num_state_slots
         bounds = {"num_blocks": 14, "num_state_slots": slots, "window": None}
         try:
-            with engine(worker, **bounds) as client:
-                for start in (0, 10):
-                    asked = [ask(start + i, prompt, 20) for i, prompt in enumerate(prompts)]
-                    answers.append([tokens for tokens, _ in run(client, *asked)])
+            first, again = (
+                [ask(start + i, prompt, 20) for i, prompt in enumerate(prompts)]
+                for start in (0, 10)
+            )
+            with engine(worker, first, **bounds) as client:
+                answers.append([tokens for tokens, _ in answers_to(client, first)])
+                answers.append([tokens for tokens, _ in run(client, *again)])
                 assert client.core.metrics.load.reused_tokens > 60
                 assert client.core.metrics.load.preemptions
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,14 @@ from tests.unit.engine.test_scheduler import limits, request, with_states
 from tgi_cli.engine import core as core_module
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
-from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
+from tgi_cli.engine.messages import (
+    Cancel,
+    Fail,
+    FinishReason,
+    GenerationRequest,
+    Shutdown,
+    StepOutputs,
+)
 from tgi_cli.engine.metrics import METHODS, STAGES, StepStats
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
 from tgi_cli.errors import ShardError
@@ -50,9 +57,13 @@ def running(
     limits: SchedulerConfig,
     depth: int = 0,
     grammars: GrammarCompiler | None = None,
+    requests: Iterable[GenerationRequest] = (),
     **more: Any,
 ) -> Iterator[Client]:
+    """A client of an engine whose loop finds ``requests`` in its inbox when it starts."""
     core = EngineCore(worker, limits, depth, grammars, **more)
+    for each in requests:
+        core.inbox.put(each)
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
     client = Client(core)

@@ -32,9 +32,8 @@ def answer(prompt: list[int], new: int, last: int | None = LAST) -> list[int]:
 @pytest.mark.parametrize("blocks", [128, 5])
 def test_answers_begin_and_end_as_the_generation_config_says(depth: int, blocks: int) -> None:
     bounds = decoding(FORCED, num_blocks=blocks, max_batch_prefill_tokens=8)
-    with running(FakeWorker(4, VOCAB), bounds, depth) as client:
-        for i in range(8):
-            client.core.inbox.put(request(i, [i, i + 1, i + 2], 3 + 2 * i))
+    requests = [request(i, [i, i + 1, i + 2], 3 + 2 * i) for i in range(8)]
+    with running(FakeWorker(4, VOCAB), bounds, depth, requests=requests) as client:
         client.read_until_finished(*range(8))
         preempted = client.core.metrics.load.preemptions
     for i in range(8):

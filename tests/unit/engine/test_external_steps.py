@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ class Caller:
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, FinishReason] = {}
         self.pending: dict[int, int] = {}
+        self.unanswered: set[Future[Advanced]] = set()
 
     def send(self, *new: GenerationRequest, **more: Any) -> Future[Advanced]:
         values: dict[str, Any] = {
@@ -52,6 +54,8 @@ class Caller:
             "prefill_budget": 64,
         }
         answer: Future[Advanced] = Future()
+        self.unanswered.add(answer)
+        answer.add_done_callback(self.unanswered.discard)
         self.core.inbox.put(Advance(new=new, answer=answer, **(values | more)))
         return answer
 
@@ -101,15 +105,31 @@ def engine(
     assert sorted(free_rows) == list(range(bounds.max_batch_size)), "rows were lost"
 
 
-def unhurried(worker: FakeWorker) -> threading.Event:
-    """Steps take 50 ms until the event is set: time to act while sequences still run."""
-    hurry = threading.Event()
+class Pace:
+    """Lets the steps of a worker end only where a test has come so far.
 
-    def wait(_step: object) -> None:
-        hurry.wait(0.05)
+    One ends if it is allowed, or while a call of ``caller`` waits for an answer.
+    """
 
-    worker.fail_when = wait
-    return hurry
+    def __init__(self, worker: FakeWorker, caller: Caller) -> None:
+        self._caller = caller
+        self._allowed = threading.Semaphore(0)
+        self._hurries = False
+        worker.fail_when = self._wait
+
+    def allow(self, steps: int) -> None:
+        self._allowed.release(steps)
+
+    def hurry(self) -> None:
+        """Nothing waits from now on."""
+        self._hurries = True
+
+    def _wait(self, _step: object) -> None:
+        end = time.monotonic() + 60
+        while not (self._hurries or self._caller.unanswered):
+            if self._allowed.acquire(timeout=0.01):
+                return
+            assert time.monotonic() < end, "nobody allows a step"
 
 
 def fault_of(answer: Future[Advanced]) -> AdvanceError:
@@ -247,14 +267,15 @@ def test_a_reserved_sequence_takes_all_its_blocks_at_once_and_returns_them(depth
 @DEPTHS
 def test_scheduled_sequences_are_preempted_for_reserved_ones_without_change(depth: int) -> None:
     worker = FakeWorker(4)
-    hurry = unhurried(worker)
     with engine(limits(num_blocks=32, max_batch_size=3), depth, worker) as (caller, client):
+        pace = Pace(worker, caller)
         for i in range(3):
             client.core.inbox.put(request(i, [i, 7], 60))
+        pace.allow(5)
         while not all(len(client.tokens.get(i, [])) > 1 for i in range(3)):
             client.read()
         caller.advance(request(100, range(30), 60))
-        hurry.set()
+        pace.hurry()
         caller.run_out(100)
         client.read_until_finished(0, 1, 2)
         assert client.core.metrics.load.preemptions > 0
@@ -265,14 +286,15 @@ def test_scheduled_sequences_are_preempted_for_reserved_ones_without_change(dept
 
 def test_no_sequence_is_preempted_in_vain() -> None:
     worker = FakeWorker(4)
-    hurry = unhurried(worker)
     with engine(limits(num_blocks=32), 0, worker) as (caller, client):
+        pace = Pace(worker, caller)
         client.core.inbox.put(request(1, range(10), 30))
+        pace.allow(1)
         client.read()
         caller.advance(request(100, range(100, 150), 30))
         error = fault_of(caller.send(request(101, range(200, 260), 30), running=(100,)))
         assert (error.fault, error.request_id) == (AdvanceFault.NO_CAPACITY, 101)
-        hurry.set()
+        pace.hurry()
         client.read_until_finished(1)
         caller.run_out(100)
         assert client.core.metrics.load.preemptions == 0
@@ -282,16 +304,17 @@ def test_no_sequence_is_preempted_in_vain() -> None:
 def test_sequences_with_the_guarantee_are_not_preempted() -> None:
     policy = CapacityPolicy.GUARANTEED_NO_EVICT
     worker = FakeWorker(4)
-    hurry = unhurried(worker)
     bounds = limits(num_blocks=32, capacity_policy=policy)
     with engine(bounds, 0, worker) as (caller, client):
+        pace = Pace(worker, caller)
         client.core.inbox.put(request(1, range(10), 100))
+        pace.allow(1)
         client.read()
         error = fault_of(caller.send(request(100, range(10), 40)))
         assert error.fault is AdvanceFault.NO_CAPACITY
         assert error.request_id == 100
         caller.advance(request(101, range(8), 2))
-        hurry.set()
+        pace.hurry()
         client.read_until_finished(1)
         caller.run_out(101)
         assert client.core.metrics.load.preemptions == 0

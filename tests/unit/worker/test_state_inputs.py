@@ -78,14 +78,16 @@ def test_an_engine_over_states_alone_gives_each_request_its_own_answer(
     )
     dice = random.Random(spare)
     shared = dice.choices(range(VOCAB), k=60)
-    with running(make(4 + spare, like_a_device), bounds) as client:  # type: ignore[arg-type]
-        prompts: dict[int, list[int]] = {}
-        for i in range(24):
-            prompts[i] = shared[: dice.randrange(60)] + dice.choices(range(VOCAB), k=5)
-            client.core.inbox.put(request(i, prompts[i], 20))
-            if i % 3 == 0:
-                prompts[100 + i] = prompts[i]
-                client.core.inbox.put(request(100 + i, prompts[i], 15, fork_of=i))
+    prompts: dict[int, list[int]] = {}
+    requests = []
+    for i in range(24):
+        prompts[i] = shared[: dice.randrange(60)] + dice.choices(range(VOCAB), k=5)
+        requests.append(request(i, prompts[i], 20))
+        if i % 3 == 0:
+            prompts[100 + i] = prompts[i]
+            requests.append(request(100 + i, prompts[i], 15, fork_of=i))
+    worker: Any = make(4 + spare, like_a_device)
+    with running(worker, bounds, requests=requests) as client:
         client.read_until_finished(*prompts)
         load = client.core.metrics.load
     assert bool(load.reused_tokens) == bool(spare)
