@@ -41,7 +41,7 @@ async def start(model_path: Path) -> AsyncIterator[Start]:
                 pass_fds=[listener.fileno()], stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         running.append(process)
-        async with httpx.AsyncClient() as client, asyncio.timeout(30):
+        async with httpx.AsyncClient() as client, asyncio.timeout(120):
             while True:
                 try:
                     if (await client.get(f"{url}/health")).status_code == 200:
@@ -59,7 +59,7 @@ async def start(model_path: Path) -> AsyncIterator[Start]:
 
 async def ended(process: asyncio.subprocess.Process) -> str:
     """What it logged, once it has ended well."""
-    _, logged = await asyncio.wait_for(process.communicate(), 30)
+    _, logged = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0
     assert b"Traceback" not in logged, logged.decode()
     return logged.decode()
@@ -67,7 +67,7 @@ async def ended(process: asyncio.subprocess.Process) -> str:
 
 async def request_in_flight(client: httpx.AsyncClient) -> None:
     """Wait for the router to have one."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             metrics = (await client.get("/metrics")).text
             if re.search(r"^tgi_request_in_flight\S* 1$", metrics, re.MULTILINE):
@@ -84,7 +84,7 @@ async def until_it_drains(client: httpx.AsyncClient) -> None:
 
 async def test_sigterm_drains(start: Start) -> None:
     """New requests get 503, also on new connections; the stream in flight ends well."""
-    process, url = await start(pause=0.3)
+    process, url = await start(pause=0.3, grace=60)
     async with (
         httpx.AsyncClient(base_url=url, timeout=60) as client,
         client.stream("POST", "/generate_stream", json={"inputs": "x"}) as answer,
@@ -105,7 +105,7 @@ async def test_sigterm_drains(start: Start) -> None:
 
 async def test_grace_period_ends_requests(start: Start) -> None:
     process, url = await start(pause=1.0, grace=1)
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         pending = asyncio.ensure_future(client.post("/generate_stream", json={"inputs": "x"}))
         await request_in_flight(client)
         process.send_signal(signal.SIGINT)
@@ -125,7 +125,7 @@ async def test_idle_router_ends_at_once(start: Start) -> None:
 
 async def test_second_signal_ends_at_once(start: Start) -> None:
     process, url = await start(pause=1.0, grace=60)
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         pending = asyncio.ensure_future(client.post("/generate", json={"inputs": "x"}))
         await request_in_flight(client)
         process.send_signal(signal.SIGTERM)
@@ -151,7 +151,7 @@ async def test_taken_port_is_a_one_line_error(model_path: Path, bound_before: bo
             str(model_path), str(bound.fileno()) if bound_before else f"-p{port}", "0", "1",
             pass_fds=[bound.fileno()], stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        _, logged = await asyncio.wait_for(process.communicate(), 30)
+        _, logged = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == AddressInUseError.exit_code
     cause = f"cannot serve on 127.0.0.1 port {port}: " if bound_before else f"port {port} is in use"
     assert logged.decode().startswith(f"error: {cause}")

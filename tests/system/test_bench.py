@@ -117,7 +117,7 @@ def test_requests_leave_when_they_are_due(tmp_path: Path) -> None:
         run, out, _ = bench(
             tmp_path,
             *("--url", stub.url, "--rate", "20", "--arrival", "constant", "-n", "60", "-w", "0"),
-            *("--slo", "ttft:600", "--input-tokens", "16", "--output-tokens", "8"),
+            *("--slo", "ttft:1000", "--input-tokens", "16", "--output-tokens", "8"),
         )
     # One place of 0.09 s serves 11 of 20 requests a second: the queue grows.
     (record,) = run.steps
@@ -125,7 +125,11 @@ def test_requests_leave_when_they_are_due(tmp_path: Path) -> None:
     assert due == pytest.approx([number / 20 for number in range(60)])
     figures = step_metrics(record, run.slo)
     assert figures.succeeded == 60
-    assert figures.latencies["late"].p50 < 900, "the client does not wait 1200 ms for the server"
+    waiting = [
+        sum(other.dispatched < request.dispatched < other.finished for other in record.requests)
+        for request in record.requests
+    ]
+    assert max(waiting) > 10, "the client does not wait for the server"
     assert figures.latencies["ttft_scheduled"].maximum > 1000
     assert figures.attainment is not None
     assert 0 < figures.attainment < 0.5
@@ -231,13 +235,14 @@ def test_a_server_that_dies_ends_the_run_with_what_there_is(tmp_path: Path) -> N
     output = tmp_path / "run.json"
     with Stub(prefill=0.01, token=0.02).serving() as stub:
         process = start(
-            *("--url", stub.url, "-c", "2,4,8", "--duration", "2", "--output", str(output)),
+            *("--url", stub.url, "-c", "2,4,8", "-n", "2000", "--output", str(output)),
             *("--output-tokens", "4"),
         )
-        poll(lambda: stub.requests > 8, 60, "requests come")  # in the first two seconds
+        poll(lambda: stub.requests > 8, 60, "requests come")  # of the first 2000
     code, _, err = finished(process)
     assert code == ExitCode.FAILURE, err
     run = json.loads(output.read_text())
-    assert len(run["steps"]) == 2
+    assert len(run["steps"]) == 1
     assert run["failure"] == run["notes"][-1]
-    assert run["notes"][-1].startswith("the run ended at concurrency 4: ")
+    assert run["notes"][-1].startswith("the run ended at concurrency 2: ")
+    assert "has accepted no connection for" in run["notes"][-1]

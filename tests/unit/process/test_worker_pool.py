@@ -224,13 +224,14 @@ async def test_a_job_may_come_in_parts(make: MakePool) -> None:
         assert pool.run(parts)["echo"] == "a"
 
 
-async def test_large_jobs_may_take_all_processes(make: MakePool) -> None:
+async def test_large_jobs_may_take_all_processes(make: MakePool, tmp_path: Path) -> None:
     pool = make(processes=2, reserved=0)
-    large = job(sleep=1.0, echo="x" * 100_000)
-    pids = {(await pool.run_async(large))["pid"]}
-    found = await asyncio.gather(*(pool.run_async(large) for _ in range(4)))
-    pids |= {answer["pid"] for answer in found}
-    assert len(pids) == 2
+    gate = tmp_path / "gate"
+    large = job(until=str(gate), echo="x" * 100_000)
+    asked = [asyncio.ensure_future(pool.run_async(large)) for _ in range(4)]
+    await asyncio.to_thread(until, lambda: len(pool.process_ids) == 2 and not pool.num_idle)
+    gate.touch()
+    assert len({answer["pid"] for answer in await asyncio.gather(*asked)}) == 2
 
 
 async def test_cancelled_jobs_leave_no_state(

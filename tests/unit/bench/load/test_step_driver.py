@@ -317,22 +317,22 @@ async def test_a_stopped_load_generator_reports_that_it_was_behind() -> None:
             BenchTarget(kind="openai", address=server.url, model="m"), RequestSettings(), Words()
         )
         requests = scheduled(prompts(), ArrivalProcess.parse("constant").times(50.0, seed=1))
-        step = BenchStep(kind="rate", value=50, label="", seconds=0.8)
-        stood = False
-        async with asyncio.timeout(30):
+        step = BenchStep(kind="rate", value=50, label="", seconds=3.0)
+        stops = 0  # several: one would be less than a percent of what its loop measures
+        async with asyncio.timeout(60):
             async for event in driver.drive(step, requests):
-                if isinstance(event, RequestDone) and not stood:
+                if isinstance(event, RequestDone) and event.record.scheduled >= stops / 2:
                     os.kill(driver.pids[0], signal.SIGSTOP)
                     await asyncio.sleep(0.3)
                     os.kill(driver.pids[0], signal.SIGCONT)
-                    stood = True
+                    stops += 1
                 if isinstance(event, StepEnded):
                     record = event.record
     assert record.client.behind
     assert record.client.late_p99 > 0.1
     assert record.client.lag_p99 > 0.1
     # The schedule stands, and what came late of it is in the record.
-    assert [r.scheduled for r in record.requests] == [number / 50 for number in range(40)]
+    assert [r.scheduled for r in record.requests] == [number / 50 for number in range(150)]
     assert max(r.dispatched - r.scheduled for r in record.requests) > 0.1
 
 
@@ -430,7 +430,7 @@ async def test_errors_within_a_stream_have_their_kind() -> None:
 
 
 async def test_slow_servers_time_out() -> None:
-    found = await answers(completions(tokens=50, gap=0.1), settings=RequestSettings(timeout=0.25))
+    found = await answers(completions(tokens=50, gap=0.1), settings=RequestSettings(timeout=2.0))
     assert {r.error for r in found} == {"timeout"}
     assert all(r.arrivals for r in found)
 
