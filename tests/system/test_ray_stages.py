@@ -126,6 +126,7 @@ def test_stages_on_three_nodes_survive_the_loss_of_one(
     lost = [raylet for raylet in with_stages if raylet != staged.raylets[0]]
     lost.sort(key=lambda raylet: any(FRONT in word for word in staged.processes_on(raylet)))
     has_front = any(FRONT in word for word in staged.processes_on(lost[0]))
+    to_kill = (lost[0], *descendants_of(lost[0]))
     body = {"prompt": PROMPTS[0], "max_tokens": 900, "ignore_eos": True, "stream": True}
     lines: list[str] = []
     with (
@@ -134,7 +135,7 @@ def test_stages_on_three_nodes_survive_the_loss_of_one(
     ):
         for line in filter(None, stream.iter_lines()):
             if not lines:
-                for pid in (lost[0], *descendants_of(lost[0])):
+                for pid in (*to_kill, *descendants_of(lost[0])):
                     kill(pid)
             lines.append(line)
     if not has_front:

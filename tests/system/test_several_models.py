@@ -110,7 +110,7 @@ def check_trace(collector: Collector, model: str) -> None:
 def test_sigterm_lets_streams_finish(start_server: StartServer, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(json.dumps({"first": {"model": str(demo.model_path())}}))
-    server = start_server("--models", str(file))
+    server = start_server("--models", str(file), "--graceful-termination-timeout", "240")
     server.wait_ready()
     tokens = 1500
     body = {
