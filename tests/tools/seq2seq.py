@@ -20,7 +20,7 @@ import random
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -302,11 +302,21 @@ class ScoringClient(Client):
 
 
 @contextmanager
-def engine(worker: ModelWorker, config: EngineConfig, **changes: Any) -> Iterator[ScoringClient]:
-    """An engine over a loaded model; ``changes`` are of its scheduler's configuration."""
+def engine(
+    worker: ModelWorker,
+    config: EngineConfig,
+    requests: Iterable[GenerationRequest] = (),
+    **changes: Any,
+) -> Iterator[ScoringClient]:
+    """An engine over a loaded model, whose loop finds ``requests`` in its inbox when it starts.
+
+    ``changes`` are of its scheduler's configuration.
+    """
     depth = changes.pop("depth", 0)
     scheduler = replace(SchedulerConfig.of(config, changes.pop("num_blocks", 64)), **changes)
     core = EngineCore(worker, scheduler, depth)
+    for each in requests:
+        core.inbox.put(each)
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
     client = ScoringClient(core)
@@ -348,9 +358,10 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
     except TgiError as error:
         return "refused", str(error)
     ends = frozenset(worker.info().eos_token_ids)
-    with engine(worker, resolved, num_blocks=NUM_BLOCKS) as client:
-        for index, prompt in enumerate(prompts()):
-            client.core.inbox.put(request(index, prompt, stop_token_ids=ends))
+    requests = [
+        request(index, prompt, stop_token_ids=ends) for index, prompt in enumerate(prompts())
+    ]
+    with engine(worker, resolved, requests, num_blocks=NUM_BLOCKS) as client:
         client.read_until_finished(*range(len(LENGTHS)))
         preemptions = client.core.metrics.load.preemptions
     oracle = Oracle(folder)

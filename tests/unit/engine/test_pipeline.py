@@ -131,13 +131,18 @@ def test_random_requests_get_the_tokens_of_one_step_at_a_time(seed: int, stages:
     families = [[random_.randrange(1000) for _ in range(40)] for _ in range(3)]
     worker = Stages(bounds)
     expected: dict[int, list[int]] = {}
-    with running(worker, bounds, stages - 1) as client:  # type: ignore[arg-type]
-        for i in range(40):
-            prompt = random_.choice(families)[: random_.randint(1, 40)]
-            prompt = prompt + [random_.randrange(1000) for _ in range(random_.randint(0, 12))]
-            new = random_.randint(1, 96 - len(prompt))
-            expected[i] = continuation(prompt, new, 1000)
-            client.core.inbox.put(request(i, prompt, new, priority=random_.choice([0, 0, 1])))
+    asked = []
+    for i in range(40):
+        prompt = random_.choice(families)[: random_.randint(1, 40)]
+        prompt = prompt + [random_.randrange(1000) for _ in range(random_.randint(0, 12))]
+        new = random_.randint(1, 96 - len(prompt))
+        expected[i] = continuation(prompt, new, 1000)
+        asked.append(request(i, prompt, new, priority=random_.choice([0, 0, 1])))
+    together = 8  # enough for all stages, whenever the others arrive
+    first = asked[:together]
+    with running(worker, bounds, stages - 1, requests=first) as client:  # type: ignore[arg-type]
+        for i in range(together, 40):
+            client.core.inbox.put(asked[i])
             if random_.random() < 0.2:
                 client.core.inbox.put(Cancel(random_.randrange(i + 1)))
             if random_.random() < 0.5 and client.core.live_requests:
@@ -156,9 +161,8 @@ def test_random_requests_get_the_tokens_of_one_step_at_a_time(seed: int, stages:
 def test_decodes_are_shared_out_evenly_and_all_stages_have_work(requests: int, stages: int) -> None:
     bounds = limits(pipeline_parallel_size=stages)
     worker = Stages(bounds)
-    with running(worker, bounds, stages - 1) as client:  # type: ignore[arg-type]
-        for i in range(requests):
-            client.core.inbox.put(request(i, [i], 60))
+    asked = [request(i, [i], 60) for i in range(requests)]
+    with running(worker, bounds, stages - 1, requests=asked) as client:  # type: ignore[arg-type]
         client.read_until_finished(*range(requests))
     share = -(-requests // stages)
     sizes = [step.num_decodes for step in worker.launched if step.num_decodes]
@@ -182,12 +186,10 @@ def test_grammars_do_not_empty_the_pipeline() -> None:
     bounds = limits(pipeline_parallel_size=2)
     worker = Stages(bounds)
     grammar = slots(range(100, 120), [11], [12], range(30), repeat=True)
-    with running(worker, bounds, 1, ReusingCompiler()) as client:  # type: ignore[arg-type]
-        for i in range(6):
-            given: dict[str, Any] = {}
-            if i % 2:
-                given = {"grammar": grammar, "stop_token_ids": frozenset({EOS})}
-            client.core.inbox.put(request(i, [i, 7], 24, **given))
+    given = {"grammar": grammar, "stop_token_ids": frozenset({EOS})}
+    asked = [request(i, [i, 7], 24, **(given if i % 2 else {})) for i in range(6)]
+    compiler = ReusingCompiler()
+    with running(worker, bounds, 1, compiler, asked) as client:  # type: ignore[arg-type]
         client.read_until_finished(*range(6))
     for i in range(6):
         wanted = constrained([i, 7], 24, grammar) if i % 2 else continuation([i, 7], 24, 1000)
