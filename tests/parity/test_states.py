@@ -110,7 +110,11 @@ Answers = list[tuple[list[int], list[float]]]
 
 def alone(worker: ModelWorker, prompts: list[list[int]], new: int) -> Answers:
     """The answers to prompts one by one, each from its beginning."""
-    bounds = {"prefix_caching": False, "max_batch_prefill_tokens": MOST, "num_state_slots": ROWS}
+    bounds: dict[str, Any] = {
+        "prefix_caching": False,
+        "max_batch_prefill_tokens": MOST,
+        "num_state_slots": ROWS,
+    }
     with engine(worker, **bounds) as client:
         return [run(client, ask(i, prompt, new))[0] for i, prompt in enumerate(prompts)]
 

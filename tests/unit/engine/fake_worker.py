@@ -18,6 +18,7 @@ Asked for proposals, it gives what it will choose next, but every fifth one is w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -455,3 +456,14 @@ class FakeWorker:
                 proposal.append((token + (context[0] % 5 == 0)) % self.vocab_size)
             self.proposed += len(proposal)
             result.proposals[entry] = Proposal(proposal, [0.8] * len(proposal))
+
+
+def unhurried(worker: FakeWorker) -> threading.Event:
+    """Let steps take 50 ms until the event is set: a long answer cannot end unseen."""
+    hurry = threading.Event()
+
+    def wait(_step: Step) -> None:
+        hurry.wait(0.05)
+
+    worker.fail_when = wait
+    return hurry

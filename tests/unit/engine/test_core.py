@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
-from tests.unit.engine.fake_worker import FakeWorker, continuation
+from tests.unit.engine.fake_worker import FakeWorker, continuation, unhurried
 from tests.unit.engine.test_scheduler import limits, request, with_states
 from tgi_cli.engine import core as core_module
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
@@ -90,7 +90,9 @@ def test_requests_from_the_inbox_are_answered_in_the_outbox(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_shutdown_cancels_what_is_live_and_closes_the_outbox(depth: int) -> None:
-    with running(FakeWorker(4), limits(), depth) as client:
+    worker = FakeWorker(4)
+    unhurried(worker)
+    with running(worker, limits(), depth) as client:
         client.core.inbox.put(request(1, [1], 200))
         client.read()
     assert client.finished[1][0] is FinishReason.CANCELLED

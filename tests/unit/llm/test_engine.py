@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.unit.engine.fake_worker import FakeWorker, continuation
+from tests.unit.engine.fake_worker import FakeWorker, continuation, unhurried
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.llm.engine import InProcessEngine, RequestGroup
@@ -103,7 +103,9 @@ def test_a_dead_loop_raises_in_every_waiting_caller() -> None:
 
 
 def test_closing_raises_in_waiting_and_in_later_callers() -> None:
-    with running(FakeWorker(4)) as engine:
+    worker = FakeWorker(4)
+    unhurried(worker)
+    with running(worker) as engine:
         group = RequestGroup(engine)
         group.submit(request(1, [1], 200))
         group.receive()
@@ -117,12 +119,15 @@ def test_closing_raises_in_waiting_and_in_later_callers() -> None:
 
 
 def test_cancelled_requests_get_an_update_and_dropped_ones_do_not() -> None:
-    with running(FakeWorker(4)) as engine:
+    worker = FakeWorker(4)
+    hurry = unhurried(worker)
+    with running(worker) as engine:
         group = RequestGroup(engine)
         for i in (1, 2, 3):
             group.submit(request(i, [i], 200))
         engine.cancel(2)
         group.drop(3)
+        hurry.set()
         ends = {}
         while group.live:
             for update in group.receive():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -361,6 +362,7 @@ def test_a_closed_llm_ends_its_callers(make_llm: Callable[..., LLM]) -> None:
         request_id: int, logits: torch.Tensor, token_ids: Sequence[int], client_id: int | None
     ) -> torch.Tensor:
         running.set()
+        time.sleep(0.002)  # 30 requests of 120 tokens: time to close before they end
         return logits
 
     def call() -> None:

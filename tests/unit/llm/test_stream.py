@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,9 +25,13 @@ LONG: dict[str, Any] = {"max_new_tokens": 100, "ignore_eos": True}
 
 
 class Watch:
-    """A logits processor that says when a request runs, and when it does no more."""
+    """A logits processor that says when a request runs, and when it does no more.
 
-    def __init__(self) -> None:
+    Each call takes ``pause`` seconds: so that a test can act before a long request ends.
+    """
+
+    def __init__(self, pause: float) -> None:
+        self.pause = pause
         self.calls = 0
         self.called = threading.Event()
 
@@ -35,6 +40,7 @@ class Watch:
     ) -> Any:
         self.calls += 1
         self.called.set()
+        time.sleep(self.pause)
         return logits
 
 
@@ -64,7 +70,7 @@ def test_a_stop_string_is_never_shown(llm: LLM) -> None:
 
 @pytest.mark.parametrize("way", ["break", "close", "with"])
 def test_leaving_early_cancels_at_the_next_step(llm: LLM, way: str) -> None:
-    watch = Watch()
+    watch = Watch(pause=0.1)
     if way == "break":
         for piece in llm.stream(PROMPT, logits_processors=[watch], **LONG):
             assert piece.token_ids
@@ -85,7 +91,7 @@ def test_leaving_early_cancels_at_the_next_step(llm: LLM, way: str) -> None:
 
 
 def test_cancel_by_id_from_another_thread(llm: LLM) -> None:
-    stream = llm.stream(PROMPT, **LONG)
+    stream = llm.stream(PROMPT, logits_processors=[Watch(pause=0.1)], **LONG)
     next(stream)
     canceller = threading.Thread(target=llm.cancel, args=(stream.request_id,))
     canceller.start()
@@ -119,7 +125,7 @@ def python_handles_ctrl_c() -> Iterator[None]:
 
 
 def test_ctrl_c_cancels_live_requests(llm: LLM, python_handles_ctrl_c: None) -> None:
-    watch = Watch()
+    watch = Watch(pause=0.002)
 
     def interrupt() -> None:
         assert watch.called.wait(20)

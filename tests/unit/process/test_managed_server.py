@@ -20,7 +20,7 @@ from tgi_cli.process.managed_server import start_server
 @pytest.mark.system
 async def test_it_serves_and_is_gone_behind_the_block() -> None:
     said: list[str] = []
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(240):
         async with start_server(
             "", ["--max-batch-size=4"], shard=True, log_line=said.append
         ) as server:
