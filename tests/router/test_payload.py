@@ -93,7 +93,7 @@ class TestManyAtATime:
             asyncio.create_task(client.post("/generate", content=slow(), headers=headers))
             for _ in range(3)
         ]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while state.bodies.taken < 2700:  # noqa: ASYNC110 (it has no event)
                 await asyncio.sleep(0)
         for route, body in (
@@ -115,7 +115,7 @@ class TestManyAtATime:
         async with served(app) as port:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(POST + b"content-length: 900\r\n\r\n" + b" " * 700)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not state.bodies.taken:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 assert state.bodies.taken == 700

@@ -75,7 +75,7 @@ class TestPipelines:
         first = POST + LENGTH + b"\r\n" + BODY
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(first)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not engine.requests:  # noqa: ASYNC110 (until the router has read it)
                 await asyncio.sleep(0.01)
             writer.write(b"GET /a HTTP/1.1\r\n\r\n" * 100_000)
@@ -86,7 +86,7 @@ class TestPipelines:
         assert held[-1][2] < 600_000, "the rest stays in the sockets"
         for _ in range(100):
             gate.release()
-        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
+        assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 200")
         writer.transport.abort()
 
     async def test_pipelined_requests_may_have_bodies(self, exchange: Exchange) -> None:
@@ -133,7 +133,7 @@ async def test_unread_body_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> N
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 20000000\r\n\r\n")
         writer.write(b"x" * 20_000_000)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not gathered:  # noqa: ASYNC110 (until it reads the body)
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)

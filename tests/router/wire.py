@@ -18,7 +18,7 @@ from tgi_cli.router.http.protocol import BoundedProtocol
 
 Exchange = Callable[..., Awaitable[bytes]]
 
-HEAD_SECONDS = 0.4
+HEAD_SECONDS = 1.0
 BODY = json.dumps({"inputs": "hello", "parameters": {"max_new_tokens": 2}}).encode()
 POST = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
@@ -61,7 +61,7 @@ def exchange(port: int) -> Exchange:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         answer = asyncio.ensure_future(reader.read())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for part in parts:
                     if answer.done():
                         break

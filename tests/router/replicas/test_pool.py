@@ -102,7 +102,7 @@ def request(request_id: int, first: int = 0, **fields: Any) -> GenerationRequest
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 

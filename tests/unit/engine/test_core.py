@@ -37,7 +37,7 @@ class Client:
         self.finished: dict[int, tuple[FinishReason, str]] = {}
 
     def read(self) -> StepOutputs | None:
-        outputs = self.core.outbox.get(timeout=20)
+        outputs = self.core.outbox.get(timeout=60)
         if outputs is not None:
             for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
                 self.tokens.setdefault(request_id, []).append(token)
@@ -73,7 +73,7 @@ def running(
         core.inbox.put(Shutdown())
         while client.read() is not None:
             pass
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert not thread.is_alive()
 
 
@@ -186,7 +186,7 @@ def test_on_step_is_called_for_every_step() -> None:
     client = Client(core)
     client.read_until_finished(1)
     core.inbox.put(Shutdown())
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert [stats["Iteration Counter"] for stats in seen] == [1, 2, 3, 4, 5]
     assert [stats["Total Context Tokens"] for stats in seen] == [8, 0, 0, 0, 0]
     assert [stats["Generation Requests"] for stats in seen] == [0, 1, 1, 1, 1]
@@ -206,7 +206,7 @@ def test_every_step_is_counted_and_timed(depth: int) -> None:
     core.inbox.put(request(2, range(8), 3))
     client.read_until_finished(2)
     core.inbox.put(Shutdown())
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     metrics = core.metrics
     histograms, counts = metrics.histograms, metrics.counts
     timed = {method: sum(histograms["total", method].counts) for method in METHODS}
@@ -239,7 +239,7 @@ def test_drafts_change_no_tokens(kind: str, depth: int, rests: float) -> None:
         core.inbox.put(request(i, prompt, 40))
     client.read_until_finished(*prompts)
     core.inbox.put(Shutdown())
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert client.tokens == answers
     assert (speculator.accepted > 30) == (kind in ("perfect", "partly"))
     load = core.metrics.load
@@ -330,7 +330,7 @@ def _run_to_its_end(core: EngineCore) -> tuple[Client, BaseException]:
     thread.start()
     while client.read() is not None:
         pass
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     return client, failures[0]
 
 
@@ -367,13 +367,13 @@ def test_progress_stops_during_a_step_that_does_not_end() -> None:
 
     def wait(_step: Step) -> None:
         stuck.set()
-        go_on.wait(20)
+        go_on.wait(60)
 
     worker = FakeWorker(4, fail_when=wait)
     with running(worker, limits()) as client:
         assert (client.core.progress, client.core.live_requests) == (0, 0)
         client.core.inbox.put(request(1, [1], 2))
-        assert stuck.wait(20)
+        assert stuck.wait(60)
         before = client.core.progress
         time.sleep(0.05)
         assert (client.core.progress, client.core.live_requests) == (before, 1)
@@ -399,10 +399,10 @@ def test_an_engine_without_requests_rests_once_after_each_time_of_work(
     monkeypatch.setattr(core_module, "IDLE_SECONDS", 0.01)
     rested = threading.Semaphore(0)
     with running(FakeWorker(4), limits(), on_idle=rested.release) as client:
-        assert rested.acquire(timeout=20), "it may have worked before there were requests"
+        assert rested.acquire(timeout=60), "it may have worked before there were requests"
         for number in range(3):
             client.core.inbox.put(request(number, [1], 5))
             client.read_until_finished(number)
-            assert rested.acquire(timeout=20)
+            assert rested.acquire(timeout=60)
         assert not rested.acquire(timeout=0.1), "it rests already"
     assert client.tokens[2] == continuation([1], 5, 1000)

@@ -60,7 +60,7 @@ class Caller:
         return answer
 
     def advance(self, *new: GenerationRequest, **more: Any) -> Advanced:
-        done = self.send(*new, **more).result(timeout=20)
+        done = self.send(*new, **more).result(timeout=60)
         for outputs in done.outputs:
             for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
                 self.tokens.setdefault(request_id, []).append(token)
@@ -134,7 +134,7 @@ class Pace:
 
 def fault_of(answer: Future[Advanced]) -> AdvanceError:
     with pytest.raises(AdvanceError) as caught:
-        answer.result(timeout=20)
+        answer.result(timeout=60)
     return caught.value
 
 
@@ -215,7 +215,7 @@ def test_steps_of_both_kinds_are_counted_and_timed() -> None:
     caller.run_out(100)
     client.read_until_finished(1)
     core.inbox.put(Shutdown())
-    loop.join(timeout=20)
+    loop.join(timeout=60)
     assert [stats["Iteration Counter"] for stats in seen] == list(range(1, 9))
     assert sum(int(stats["Total Context Tokens"]) for stats in seen) == 18
     assert sum(int(stats["Generation Requests"]) for stats in seen) == 4 + 2
@@ -446,7 +446,7 @@ def test_adapters_are_awaited_and_separate_cached_prefixes() -> None:
         client.read_until_finished(50)  # the loop makes progress meanwhile
         worker.slow = False
         worker.finish_reading(1)
-        first.result(timeout=20)
+        first.result(timeout=60)
         caller.advance(running=(1,))
         error = fault_of(caller.send(request(2, range(12), 5, adapter_id=2)))
         assert (error.fault, error.request_id) == (AdvanceFault.NO_CAPACITY, 2)
@@ -557,7 +557,7 @@ def test_both_schedulers_at_once_generate_what_each_generates_alone(
                 gone = dice.choice(held)
                 caller.drop(gone)
                 held.remove(gone)
-        feeder.join(timeout=20)
+        feeder.join(timeout=60)
         assert refused < 60
         caller.drop(*held)
         client.read_until_finished(*range(30))

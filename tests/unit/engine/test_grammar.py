@@ -330,7 +330,7 @@ def test_the_loop_polls_for_a_compiled_grammar() -> None:
     compiler = FakeCompiler(slow=True)
     with running(FakeWorker(4), limits(), grammars=compiler) as client:
         client.core.inbox.put(asking(1, range(4), 9, RECORD))
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not compiler.waiting and time.monotonic() < end:
             time.sleep(0.001)
         before = client.core.progress

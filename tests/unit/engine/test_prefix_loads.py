@@ -127,7 +127,7 @@ def test_the_loop_waits_for_reads() -> None:
     store.pending[0].finish(100)
     tokens: list[int] = []
     while len(tokens) < 4:
-        outputs = core.outbox.get(timeout=20)
+        outputs = core.outbox.get(timeout=60)
         assert outputs is not None
         tokens += outputs.token_ids
     core.inbox.put(Shutdown())

@@ -42,12 +42,12 @@ def served(speculator: FakeSpeculator | None) -> tuple[list[StepOutputs], Engine
     found: list[StepOutputs] = []
     finished = 0
     while finished < COUNT:
-        outputs = core.outbox.get(timeout=20)
+        outputs = core.outbox.get(timeout=60)
         assert outputs is not None
         found.append(outputs)
         finished += len(outputs.finished)
     core.inbox.put(Shutdown())
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     return found, core.metrics
 
 

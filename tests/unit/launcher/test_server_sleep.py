@@ -84,7 +84,7 @@ class FakeServers:
 
     def next_ended(self) -> ModelServerSupervisor:
         """Wait for one to end."""
-        event = self.events.get(timeout=20)
+        event = self.events.get(timeout=60)
         return next(server for server in self.all if server.child is event.child)
 
     @staticmethod
@@ -111,10 +111,10 @@ def test_commands_arrive_until_the_router_is_gone(channel: ControlChannel, route
     channel.listen(commands.put)
     router.send(Command.SLEEP)
     router.send(Command.WAKE)
-    assert [commands.get(timeout=20) for _ in range(2)] == [Command.SLEEP, Command.WAKE]
+    assert [commands.get(timeout=60) for _ in range(2)] == [Command.SLEEP, Command.WAKE]
     (reader,) = [one for one in threading.enumerate() if one.name == "control"]
     router.close()
-    reader.join(20)
+    reader.join(60)
     assert not reader.is_alive()
     channel.reply(Outcome.REFUSED, "nobody reads it")
 

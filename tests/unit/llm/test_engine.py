@@ -63,7 +63,7 @@ def test_a_dead_loop_raises_in_every_waiting_caller() -> None:
     def fail(step: object) -> Exception | None:
         if len(worker.steps) <= 8:
             return None  # the callers' requests are let in
-        gate.wait(20)
+        gate.wait(60)
         return RuntimeError("the device is gone")
 
     worker.fail_when = fail
@@ -75,7 +75,7 @@ def test_a_dead_loop_raises_in_every_waiting_caller() -> None:
     def work(i: int) -> None:
         with closing(RequestGroup(engine)) as group:
             group.submit(request(i, [i], 100))
-            submitted.wait(20)
+            submitted.wait(60)
             try:
                 while group.live:
                     for update in group.receive():
@@ -87,10 +87,10 @@ def test_a_dead_loop_raises_in_every_waiting_caller() -> None:
     threads = [threading.Thread(target=work, args=(i,)) for i in range(1, 9)]
     for thread in threads:
         thread.start()
-    submitted.wait(20)
+    submitted.wait(60)
     gate.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert (
         sorted(causes)

@@ -373,10 +373,10 @@ def test_a_closed_llm_ends_its_callers(make_llm: Callable[..., LLM]) -> None:
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert running.wait(20)
+    assert running.wait(60)
     llm.close()
     llm.close()
-    thread.join(20)
+    thread.join(60)
     assert [e.cause for e in ends] == ["the LLM was closed"]
     with pytest.raises(EngineDeadError, match="closed"):
         llm.generate("x")

@@ -57,7 +57,7 @@ def server(engine: ScriptedEngine, socket_path: Path, max_loras: int) -> Iterato
 
 @pytest_asyncio.fixture
 async def client(server: EngineServer, socket_path: Path) -> AsyncIterator[GrpcEngineClient]:
-    client = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=10)
+    client = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=60)
     yield client
     await client.close()
 
@@ -84,7 +84,7 @@ async def load(
 ) -> LoadAdapter:
     task = asyncio.create_task(client.load_adapter(name, str(path), in_place))
     message = await answered(engine)
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 60)
     return message
 
 
@@ -158,7 +158,7 @@ async def test_adapters_that_cannot_be_loaded_are_refused(
     task = asyncio.create_task(client.load_adapter("two", str(path)))
     await answered(engine, "its rank 64 is more than 16; raise --max-lora-rank")
     with pytest.raises(AdapterError, match="--max-lora-rank") as caught:
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
     assert caught.value.fault is AdapterFault.UNUSABLE
     with pytest.raises(AdapterError, match="no adapter 'two'; there are: one") as caught:
         await client.unload_adapter("two")
@@ -209,19 +209,19 @@ async def test_concurrent_loads_are_limited_and_other_calls_are_answered(
     for message in messages:
         assert isinstance(message, LoadAdapter)
         engine.outbox.put(StepOutputs(adapters=[AdapterAnswer(message.adapter_id)]))
-    await asyncio.wait_for(asyncio.gather(*tasks), 10)
+    await asyncio.wait_for(asyncio.gather(*tasks), 60)
     assert sorted((await client.list_adapters()).names) == ["0", "1", "2", "3"]
 
 
 async def test_another_client_sees_a_change_when_it_lists_adapters(
     client: GrpcEngineClient, engine: ScriptedEngine, socket_path: Path, tmp_path: Path
 ) -> None:
-    other = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=10)
+    other = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=60)
     await load(client, engine, "one", adapter(tmp_path / "one"))
     assert other.adapters.names == []
     assert (await other.list_adapters()).names == ["one"]
     assert other.adapters.names == ["one"]
-    third = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=10)
+    third = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=60)
     assert third.adapters.names == ["one"]
     await asyncio.gather(other.close(), third.close())
 
@@ -234,7 +234,7 @@ async def test_a_pending_load_fails_when_the_engine_ends(
     assert isinstance(await engine.taken(), LoadAdapter)
     engine.outbox.put(None)
     with pytest.raises(ShardError, match="the engine has ended"):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
     with pytest.raises(ShardError, match="the engine has ended"):
         await client.load_adapter("one", path)
 
@@ -278,7 +278,7 @@ async def test_the_socket_opens_once_the_adapters_are_loaded(
     assert isinstance(second, LoadAdapter)
     assert not socket_path.exists()  # noqa: ASYNC240
     engine.outbox.put(StepOutputs(adapters=[AdapterAnswer(second.adapter_id)]))
-    client = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=10)
+    client = await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=60)
     assert client.adapters.names == ["one", "two"]
     await client.close()
     engine.outbox.put(None)

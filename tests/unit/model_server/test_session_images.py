@@ -47,7 +47,7 @@ def path(engine: ScriptedEngine) -> Iterator[Path]:
 
 @pytest_asyncio.fixture
 async def client(path: Path) -> AsyncIterator[GrpcEngineClient]:
-    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=10)
+    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=60)
     yield client
     await client.close()
 

@@ -84,7 +84,7 @@ async def test_a_model_server_that_is_stopped_for_a_while_keeps_its_streams(
         )  # put back at the end
     shorten()
     path, pid = server
-    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=20, stall_seconds=60)
+    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=60, stall_seconds=60)
     try:
         stream = client.submit(request(client.next_request_id(), max_new_tokens=25))
         tokens: list[int] = []
@@ -109,7 +109,7 @@ async def test_a_hung_model_server_is_given_up_after_the_watchdog_timeout(
     server: tuple[Path, int],
 ) -> None:
     path, pid = server
-    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=20, stall_seconds=2)
+    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=60, stall_seconds=2)
     try:
         stream = client.submit(request(client.next_request_id(), max_new_tokens=LONG))
         async with asyncio.timeout(40):
@@ -124,7 +124,7 @@ async def test_a_hung_model_server_is_given_up_after_the_watchdog_timeout(
 
 async def test_a_killed_model_server_is_noticed_at_once(server: tuple[Path, int]) -> None:
     path, pid = server
-    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=20, stall_seconds=60)
+    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=60, stall_seconds=60)
     try:
         stream = client.submit(request(client.next_request_id(), max_new_tokens=LONG))
         async with asyncio.timeout(40):

@@ -102,7 +102,7 @@ async def test_a_session_is_the_same_over_tcp(
         assert ours is not None
         ours = TlsFiles(authority=ours.authority, server_name="engine.test")
     url, server = start(theirs)
-    client = await GrpcEngineClient.connect(url, timeout=20, tls=ours)
+    client = await GrpcEngineClient.connect(url, timeout=60, tls=ours)
     try:
         assert client.info == INFO
         assert await generate(engine, client) == [5, 6, 7]
@@ -145,7 +145,7 @@ async def test_tls_failures_have_their_cause(
             theirs = None
     url, server = start(theirs)
     with pytest.raises(ShardError, match=expected):
-        await GrpcEngineClient.connect(url, timeout=20, tls=ours)
+        await GrpcEngineClient.connect(url, timeout=60, tls=ours)
     assert not server.sessions
 
 
@@ -155,7 +155,7 @@ async def test_an_expired_server_certificate_is_reported(
     old = authority.issue("old", "127.0.0.1", expired=True)
     url, _ = start(TlsFiles(old.certificate, old.key))
     with pytest.raises(ShardError, match="has expired"):
-        await GrpcEngineClient.connect(url, timeout=20, tls=client_files(authority))
+        await GrpcEngineClient.connect(url, timeout=60, tls=client_files(authority))
 
 
 async def test_a_refused_connection_is_retried(
@@ -219,7 +219,7 @@ async def test_a_broken_network_is_noticed_at_both_ends(
     url, server = start(None)
     relay = Relay(int(url.rpartition(":")[2]))
     async with relay() as port:
-        client = await GrpcEngineClient.connect(f"tcp://127.0.0.1:{port}", timeout=20)
+        client = await GrpcEngineClient.connect(f"tcp://127.0.0.1:{port}", timeout=60)
         try:
             assert await generate(engine, client) == [5, 6, 7]
             stream = client.submit(request(client.next_request_id()))

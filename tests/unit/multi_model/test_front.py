@@ -26,7 +26,7 @@ from tgi_cli.multi_model.model_scheduler import LoadState, SwitchPolicy
 from tgi_cli.multi_model.server import create_app
 from tgi_cli.router.http.http_server import HttpServer, http_server_config
 
-MAX_SECONDS = 20.0
+MAX_SECONDS = 60.0
 KEY = {"authorization": "Bearer secret"}
 
 

@@ -83,10 +83,10 @@ def test_a_blocking_stub_calls_methods_of_each_kind(address: str) -> None:
         stub = services.make_stub(FOUR_KINDS, channel)
         sent = [StringValue(value=word) for word in WORDS]
         whole = StringValue(value=" ".join(WORDS))
-        assert stub.Echo(whole, timeout=10) == whole
-        assert list(stub.Split(whole, timeout=10)) == sent
-        assert stub.Join(iter(sent), timeout=10) == whole
-        upper = [answer.value for answer in stub.Upper(iter(sent), timeout=10)]
+        assert stub.Echo(whole, timeout=60) == whole
+        assert list(stub.Split(whole, timeout=60)) == sent
+        assert stub.Join(iter(sent), timeout=60) == whole
+        upper = [answer.value for answer in stub.Upper(iter(sent), timeout=60)]
         assert upper == ["ONE", "TWO", "THREE"]
 
 
@@ -95,10 +95,10 @@ async def test_a_stub_on_an_asyncio_channel_is_awaited(address: str) -> None:
         stub = services.make_stub(FOUR_KINDS, channel)
         sent = [StringValue(value=word) for word in WORDS]
         whole = StringValue(value=" ".join(WORDS))
-        assert await stub.Echo(whole, timeout=10) == whole
-        assert [answer async for answer in stub.Split(whole, timeout=10)] == sent
-        assert await stub.Join(iter(sent), timeout=10) == whole
-        upper = [answer.value async for answer in stub.Upper(iter(sent), timeout=10)]
+        assert await stub.Echo(whole, timeout=60) == whole
+        assert [answer async for answer in stub.Split(whole, timeout=60)] == sent
+        assert await stub.Join(iter(sent), timeout=60) == whole
+        upper = [answer.value async for answer in stub.Upper(iter(sent), timeout=60)]
         assert upper == ["ONE", "TWO", "THREE"]
 
 

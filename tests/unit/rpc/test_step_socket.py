@@ -47,7 +47,7 @@ async def generate(engine: ScriptedEngine, client: GrpcEngineClient) -> list[int
 
 
 async def test_steps_use_a_socket_that_leaves_no_file(server, engine, folder):
-    client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=10)
+    client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=60)
     try:
         assert await generate(engine, client) == [5, 6, 7]
         (session,) = server.sessions
@@ -63,7 +63,7 @@ async def test_steps_use_grpc_without_a_private_folder(monkeypatch, server, engi
         monkeypatch.setattr(step_socket.Listener, "beside", lambda target: None)
     else:
         monkeypatch.setattr(step_socket, "connect", lambda folder, name: None)
-    client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=10)
+    client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=60)
     try:
         assert await generate(engine, client) == [5, 6, 7]
         (session,) = server.sessions
@@ -74,7 +74,7 @@ async def test_steps_use_grpc_without_a_private_folder(monkeypatch, server, engi
 
 
 async def test_a_client_that_is_gone_leaves_no_writer_behind(server, engine, folder):
-    client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=10)
+    client = await GrpcEngineClient.connect(f"unix:{folder / 'engine.sock'}", timeout=60)
     client.submit(request(client.next_request_id()))
     await engine.taken()
     (session,) = server.sessions
@@ -129,4 +129,4 @@ async def test_an_error_in_delivery_ends_the_connection():
     await loop.create_unix_connection(lambda: reader, sock=theirs)
     await asyncio.to_thread(step_socket.send, ours, [pb.StepMessage(token_ids=[1])])
     with pytest.raises(ValueError, match="a defect"):
-        await asyncio.wait_for(reader.ended, 10)
+        await asyncio.wait_for(reader.ended, 60)

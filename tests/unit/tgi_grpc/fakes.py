@@ -124,7 +124,7 @@ def served(
             yield found
         finally:
             core.inbox.put(Shutdown())
-            loop.join(timeout=20)
+            loop.join(timeout=60)
             server.stop()
             assert not loop.is_alive()
     assert core.metrics.load.used_blocks == 0, "blocks were lost"

@@ -709,7 +709,7 @@ def test_the_number_of_waiting_callers_is_bounded() -> None:
         client.Health()  # is answered all the same
         hold.set()
         for call in calls:
-            call.join(timeout=20)
+            call.join(timeout=60)
         Heard().run_out(client, batch)
 
 
@@ -733,7 +733,7 @@ def test_both_versions_serve_concurrently(depth: int) -> None:
     prompts = [tuple([7] * (i % 5 * 4) + [i + 20]) for i in range(24)]
 
     async def sessions(path: str) -> list[list[int]]:
-        client = await GrpcEngineClient.connect(path, timeout=20)
+        client = await GrpcEngineClient.connect(path, timeout=60)
         try:
 
             async def one(i: int) -> list[int]:

@@ -27,7 +27,7 @@ class Loads:
 
     def __call__(self) -> LLGuidance | None:
         self.count += 1
-        assert self.may_end.wait(20)
+        assert self.may_end.wait(60)
         return load_grammars(demo.model_path(), VOCAB, EOS)
 
 

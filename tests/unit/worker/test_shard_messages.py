@@ -190,7 +190,7 @@ def test_messages_of_any_size_come_whole_and_in_order() -> None:
     received = []
     while (message := other.receive()) is not None:
         received.append(message)
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert received == sent
     one.close()
     other.close()

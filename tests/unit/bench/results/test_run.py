@@ -153,7 +153,7 @@ async def test_cancelling_tells_the_run_and_closes_the_step() -> None:
     driver = FakeDriver(hangs="2")
     events: list[Event] = []
     task = asyncio.create_task(runner(driver, three_steps()).run(events.append))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await driver.hanging.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
