@@ -133,4 +133,4 @@ def test_fish_completes(words: str, expected: set[str], absent: set[str], tmp_pa
 def test_installed_shells_can_parse_the_scripts(shell: str, command: list[str]) -> None:
     if shutil.which(shell):
         path = FOLDER / completions.SCRIPTS[shell]
-        subprocess.run([*command, str(path)], check=True, timeout=30)
+        subprocess.run([*command, str(path)], check=True, timeout=60)

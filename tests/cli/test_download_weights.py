@@ -125,7 +125,7 @@ def test_an_interrupted_download_resumes(hub: HubServer, tmp_path: Path) -> None
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()

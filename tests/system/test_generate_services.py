@@ -53,7 +53,7 @@ def tokenizer() -> Tokenizer:
 
 async def by_session(target: str, prompt_ids: list[int], new: int) -> list[int]:
     """What our own router would hear."""
-    client = await GrpcEngineClient.connect(target, timeout=30)
+    client = await GrpcEngineClient.connect(target, timeout=60)
     try:
         request = GenerationRequest(
             request_id=1,

@@ -19,7 +19,7 @@ from tgi_cli import demo
 pytestmark = pytest.mark.system
 
 KEY = "s3cret"
-WAKE_SECONDS = 90
+WAKE_SECONDS = 240
 
 
 def tokens(client: httpx.Client, adapter_id: str | None = None) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _SERVER, _ROUTER = "10.77.0.1", "10.77.0.2"
-_SECONDS = 20.0
+_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

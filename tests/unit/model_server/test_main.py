@@ -75,7 +75,7 @@ class _Worker(FakeWorker):
 
 async def _talk(path: Path, prompts: list[range], new_tokens: int) -> EngineLoad:
     """Submit all at once, read all to the end."""
-    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=30)
+    client = await GrpcEngineClient.connect(f"unix:{path}", timeout=60)
     try:
         streams = [
             client.submit(request(i, prompt_ids=tuple(prompt), max_new_tokens=new_tokens))
@@ -186,7 +186,7 @@ def test_a_lost_shard_ends_the_server_and_clients_get_the_cause(
         return lost  # what waits for a shard in an operation fails when the shard is gone
 
     async def ask(path: Path) -> str:
-        client = await GrpcEngineClient.connect(f"unix:{path}", timeout=30)
+        client = await GrpcEngineClient.connect(f"unix:{path}", timeout=60)
         try:
             async with asyncio.timeout(30):
                 async for batch in client.submit(request(1, prompt_ids=(1, 2), max_new_tokens=9)):

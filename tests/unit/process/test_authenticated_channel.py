@@ -23,7 +23,7 @@ from tgi_cli.process.authenticated_channel import (
 from tgi_cli.process.framing import encode_frame
 
 SECRET = b"0123456789abcdef"
-SECONDS = 20.0
+SECONDS = 60.0
 
 Ends = tuple[AuthenticatedChannel, AuthenticatedChannel]
 

@@ -72,7 +72,7 @@ def test_it_ends_with_a_run_that_is_killed() -> None:
     with run, run.stdout as lines:
         url = next(line.strip() for line in lines if line.startswith("http"))
         run.kill()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     with httpx.Client(trust_env=False, timeout=60) as client:
         while time.monotonic() < end:
             try:

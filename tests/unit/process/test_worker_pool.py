@@ -44,7 +44,7 @@ def job(**asked: Any) -> bytes:
 
 
 def until(found: Callable[[], bool]) -> None:
-    latest = time.monotonic() + 30
+    latest = time.monotonic() + 60
     while not found():
         assert time.monotonic() < latest
         time.sleep(0.005)
@@ -147,7 +147,7 @@ async def test_a_killed_process_does_not_fail_its_job(make: MakePool, way: str) 
         asked = asyncio.ensure_future(asyncio.to_thread(pool.run, body))
     else:
         asked = asyncio.ensure_future(pool.run_async(body))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             await asyncio.sleep(0.005)
             if not pool.num_idle:
@@ -288,7 +288,7 @@ def test_closing_ends_jobs_in_progress(make: MakePool) -> None:
     thread.start()
     until(lambda: not pool.num_idle)
     pool.close()
-    thread.join(30)
+    thread.join(60)
     assert isinstance(raised[0], WorkerError)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

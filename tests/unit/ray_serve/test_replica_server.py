@@ -77,7 +77,7 @@ def start(servers: list[Server], restarts: int, script: str = LIVES, usable: boo
 def test_it_is_restarted_when_it_dies_and_ends_when_it_should(servers: list[Server]) -> None:
     server = start(servers, restarts=3)
     for life in (1, 2):
-        poll(lambda life=life: server.served == life, 30, "it serves")  # type: ignore[misc]
+        poll(lambda life=life: server.served == life, 60, "it serves")  # type: ignore[misc]
         if life == 1:
             server.lives[0].kill()
     server.server.stop()
@@ -89,9 +89,9 @@ def test_it_is_restarted_when_it_dies_and_ends_when_it_should(servers: list[Serv
 def test_dying_too_often_is_a_failure(servers: list[Server]) -> None:
     server = start(servers, restarts=1)
     for life in (1, 2):
-        poll(lambda life=life: server.served == life, 30, "it serves")  # type: ignore[misc]
+        poll(lambda life=life: server.served == life, 60, "it serves")  # type: ignore[misc]
         server.lives[-1].kill()
-    error = server.failures.get(timeout=30)
+    error = server.failures.get(timeout=60)
     assert isinstance(error, ShardError)
     assert "SIGKILL" in error.cause
     server.server.stop()
@@ -100,7 +100,7 @@ def test_dying_too_often_is_a_failure(servers: list[Server]) -> None:
 
 def test_dying_before_it_serves_is_a_failure(servers: list[Server]) -> None:
     server = start(servers, restarts=3, script="import sys; sys.exit(4)", usable=False)
-    error = server.failures.get(timeout=30)
+    error = server.failures.get(timeout=60)
     assert "ended with code 4" in error.cause
     server.server.stop()
     assert len(server.lives) == 1
