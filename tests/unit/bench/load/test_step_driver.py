@@ -97,7 +97,7 @@ async def recorded(
 
 async def test_clients_wait_for_their_answers() -> None:
     record, server = await recorded(
-        completions(tokens=3, gap=0.01), clients(3, requests=12, warmup=2), prompts()
+        completions(tokens=3, gap=0.1), clients(3, requests=12, warmup=2), prompts()
     )
     assert [r.index for r in record.requests] == list(range(12))
     assert [r.warmup for r in record.requests] == [True] * 2 + [False] * 10
@@ -160,10 +160,10 @@ async def test_chats_send_messages_and_ignore_eos_takes_openai_routes() -> None:
 
 
 async def test_requests_are_sent_when_they_are_due() -> None:
-    due = [0.0, 0.05, 0.05, 1.0]
+    due = [0.0, 0.05, 0.05, 2.0]
     requests = [BenchRequest(prompt="x", prompt_tokens=1, max_tokens=4, at=at) for at in due]
     step = BenchStep(kind="rate", value=10, label="10/s")
-    record, server = await recorded(completions(tokens=2, gap=0.2), step, requests)
+    record, server = await recorded(completions(tokens=2, gap=0.5), step, requests)
     assert [r.scheduled for r in record.requests] == due
     assert all(r.dispatched >= r.scheduled for r in record.requests)
     assert server.most >= 3  # nobody waits for others
@@ -173,7 +173,7 @@ async def test_requests_are_sent_when_they_are_due() -> None:
 
 async def test_batches_are_sent_together_and_again() -> None:
     step = BenchStep(kind="batch", value=4, label="4", requests=3, warmup=1)
-    with FakeServer(completions(tokens=5, gap=0.01)).serving() as server:
+    with FakeServer(completions(tokens=5, gap=0.1)).serving() as server:
         events = await driven(server, step, prompts())
     record = record_of(events)
     assert len(record.requests) == 12
@@ -224,7 +224,7 @@ async def test_conversations_without_messages_are_one_growing_prompt() -> None:
 
 async def test_several_processes_share_a_step() -> None:
     record, server = await recorded(
-        completions(tokens=2, gap=0.01),
+        completions(tokens=2, gap=0.1),
         clients(4, requests=30),
         prompts(),
         RequestSettings(processes=2),
