@@ -14,7 +14,7 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ShardError, TgiError
 from tgi_cli.launcher import backoff
 from tgi_cli.launcher.child_process import ChildProcess
-from tgi_cli.launcher.model_server import ModelServerParts
+from tgi_cli.launcher.model_server import ModelServerParts, Phase
 from tgi_cli.process.heartbeat import SharedHeartbeat
 from tgi_cli.ray_serve.replica_server import ReplicaServer
 
@@ -35,7 +35,6 @@ class Server:
 
     def __init__(self, restarts: int, script: str, usable: bool) -> None:
         self.lives: list[ChildProcess] = []
-        self.served = 0
         self.failures: SimpleQueue[TgiError] = SimpleQueue()
         self._script = script
         self._is_usable = usable
@@ -52,8 +51,11 @@ class Server:
         self.lives.append(child)
         return child, heartbeat
 
+    def serves(self, life: int) -> bool:
+        """Whether its supervisor knows that this process serves."""
+        return len(self.lives) == life and self.server._server.phase is Phase.SERVING
+
     def _usable(self) -> bool:
-        self.served = len(self.lives)
         return self._is_usable
 
 
@@ -77,7 +79,7 @@ def start(servers: list[Server], restarts: int, script: str = LIVES, usable: boo
 def test_it_is_restarted_when_it_dies_and_ends_when_it_should(servers: list[Server]) -> None:
     server = start(servers, restarts=3)
     for life in (1, 2):
-        poll(lambda life=life: server.served == life, 60, "it serves")  # type: ignore[misc]
+        poll(lambda life=life: server.serves(life), 60, "it serves")  # type: ignore[misc]
         if life == 1:
             server.lives[0].kill()
     server.server.stop()
@@ -89,7 +91,7 @@ def test_it_is_restarted_when_it_dies_and_ends_when_it_should(servers: list[Serv
 def test_dying_too_often_is_a_failure(servers: list[Server]) -> None:
     server = start(servers, restarts=1)
     for life in (1, 2):
-        poll(lambda life=life: server.served == life, 60, "it serves")  # type: ignore[misc]
+        poll(lambda life=life: server.serves(life), 60, "it serves")  # type: ignore[misc]
         server.lives[-1].kill()
     error = server.failures.get(timeout=60)
     assert isinstance(error, ShardError)
