@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,7 +76,18 @@ class Server:
     def crowd(self, forms: list[str], new_tokens: int = ENDLESS) -> ConcurrentRequests:
         crowd = ConcurrentRequests(self.url, forms, new_tokens)
         crowd.wait_until_started(endless=new_tokens == ENDLESS)
+        if new_tokens == ENDLESS:  # those that are not streamed, too
+            poll(lambda: self.in_engine() == crowd.size, 120, "the engine has all of them")
         return crowd
+
+    def in_engine(self) -> float:
+        """Requests that run or wait in the engine."""
+        found = re.findall(
+            r"^tgi_(?:batch_current|queue)_size (\S+)$",
+            self._client.get("/metrics").text,
+            re.MULTILINE,
+        )
+        return sum(map(float, found))
 
     def everything(self) -> list[int]:
         """Processes that must be gone when it is."""
