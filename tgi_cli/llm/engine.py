@@ -227,8 +227,12 @@ class RequestGroup:
 
     def submit(self, request: GenerationRequest) -> None:
         """Raises EngineDeadError."""
-        self._engine.submit(request, self._mailbox)
-        self.live.add(request.request_id)
+        self.live.add(request.request_id)  # first: Ctrl-C may come while it is submitted
+        try:
+            self._engine.submit(request, self._mailbox)
+        except EngineDeadError:
+            self.live.discard(request.request_id)
+            raise
 
     def receive(self) -> list[RequestUpdate]:
         """Wait for updates of live requests. Raises EngineDeadError."""
