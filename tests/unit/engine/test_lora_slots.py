@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -343,16 +344,24 @@ def test_the_loop_loads_serves_and_unloads(depth: int) -> None:
     random_ = random.Random(depth)
     bounds = limits(max_loras=2, max_cpu_loras=2, num_blocks=24, max_total_tokens=60)
     answers: list[AdapterAnswer] = []
-    with running(FakeWorker(4), bounds, depth) as client:
+    worker, go_on = FakeWorker(4), threading.Event()
+
+    def wait(_step: object) -> None:
+        go_on.wait(60)
+
+    with running(worker, bounds, depth) as client:
         for adapter_id in range(1, 6):
             client.core.inbox.put(LoadAdapter(adapter_id, str(adapter_id), ""))
         for i in range(60):
+            if i == 59:  # uses the adapter that is to be unloaded
+                worker.fail_when = wait
             prompt = [i % 3] * random_.choice([1, 5, 20])
             client.core.inbox.put(request(i, prompt, 12, adapter_id=i % 6))
             if i % 9 == 8:
                 client.core.inbox.put(Cancel(i - 3))
         client.core.inbox.put(UnloadAdapter(5))
         client.core.inbox.put(request(99, [1], 3, adapter_id=5))
+        go_on.set()
         while len(client.finished) < 61 or len(answers) < 6:
             outputs = client.read()
             assert outputs is not None
