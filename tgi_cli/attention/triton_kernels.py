@@ -335,9 +335,12 @@ def prefill_kernel(
         share = value_scale / tl.where(total == 0.0, 1.0, total)
         attended *= share[:, None]
         attended_rest *= share[:, None]
-        # Rows are counted anew: kept from before, they would take registers of the loop.
-        known = rows < tl.minimum(query_len - first_token, BLOCK_Q) * GROUP
-        at = rows + rows // GROUP * (KV_HEADS * GROUP - GROUP)
+        # Rows are counted anew: kept from before, they would take registers of the loop. What is
+        # added is 0, but of this item: else the compiler counts them before the first one, and
+        # keeps them.
+        stored = tl.arange(0, BLOCK_M) + tl.minimum(sequence, 0)
+        known = stored < tl.minimum(query_len - first_token, BLOCK_Q) * GROUP
+        at = stored + stored // GROUP * (KV_HEADS * GROUP - GROUP)
         if chunks == 1:
             start = (query_begin + first_token).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
             to = output + start * VALUE_DIM + at * VALUE_DIM

@@ -43,6 +43,7 @@ CASES = {
     "llama 3 on a B200": (100, replace(SERVED["Llama 3 8B"], lens=SHORT)),
     "gpt-oss": (90, replace(SERVED["gpt-oss"], lens=SHORT)),
     "gemma 2": (90, replace(SERVED["Gemma 2 2B"], lens=SHORT)),
+    "gemma 2 on a B200": (100, replace(SERVED["Gemma 2 2B"], lens=SHORT)),
     "gemma 2, 8 bits": (90, replace(SERVED["Gemma 2 2B, fp8 cache"], lens=SHORT)),
     "gemma 3 with images": (90, Case(8, 4, 256, window=1024, spans="window", lens=SHORT)),
     "paligemma 2": (90, replace(SERVED["Gemma 2 2B"], spans="whole", lens=SHORT)),
