@@ -20,6 +20,11 @@ from tgi_cli.attention.triton_tiles import Hardware, next_power_of_2
 from tgi_cli.attention.triton_work import ListSize, Work, constants, lengths_of, partition
 from tgi_cli.device.triton_launch import cached_launches
 
+_PROGRAMS_AT_ONCE = 8
+"""Programs of :func:`reduce_kernel` that a processor holds at once, by its registers."""
+_LEAST_PROGRAMS = 4
+"""Per sequence, so that one with as many tokens as a list may have is no tail of the launch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -78,38 +83,42 @@ def reduce_kernel(
     BLOCK_S: tl.constexpr,  # the power of 2 that is not below MAX_CHUNKS
     BLOCK_V: tl.constexpr,  # that which is not below VALUE_DIM
 ) -> None:
-    """Sequences of few tokens. Grid: (heads, tokens of the longest of them, B).
+    """Sequences of few tokens. Grid: (heads, any, B): programs of a sequence share its tokens.
 
     A program takes all chunks of one row at once, to wait for memory once.
     """
-    head, token, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, sequence = tl.program_id(0), tl.program_id(2)
     query_begin, query_len, kv_len = lengths_of(query_start_loc, kv_lens, sequence, sequence >= 0)
     few, _, _, _, chunks = partition(
         query_len, kv_len, FEW_TOKENS, CHUNK, MAX_CHUNKS, MANY_CHUNK, SPLIT_TOKENS,
         WINDOW, CHUNKED, ALIGNMENT,
     )  # fmt: skip
-    if few & (chunks > 1) & (token < query_len):
-        chunk = tl.arange(0, BLOCK_S)
-        part = tl.load(parts_at + sequence) + chunk * query_len + token
-        made = chunk < chunks
-        place = part.to(tl.int64) * (KV_HEADS * GROUP) + head
+    if few & (chunks > 1):
         dims = tl.arange(0, BLOCK_V)
         inside = dims < VALUE_DIM
-        sums = tl.load(part_sums + place, mask=made, other=float("-inf"))
-        at = parts + place[:, None] * VALUE_DIM + dims[None, :]
-        part_rows = tl.load(at, mask=made[:, None] & inside[None, :], other=0.0)
-        largest = tl.maximum(tl.max(sums, 0), LOWEST)
-        if HAS_SINKS:
-            sink = tl.load(sinks + head).to(tl.float32) * LOG2E
-            largest = tl.maximum(largest, sink)
-        weights = tl.exp2(sums - largest)
-        total = tl.sum(weights, 0)
-        if HAS_SINKS:
-            total += tl.exp2(sink - largest)
-        attended = tl.sum(part_rows * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-        number = (query_begin + token).to(tl.int64) * (KV_HEADS * GROUP) + head
-        to = output + number * VALUE_DIM + dims
-        tl.store(to, attended.to(output.dtype.element_ty), mask=inside)
+        for token in range(tl.program_id(1), query_len, tl.num_programs(1)):
+            # Loaded again, as the loop stores; and what is added to the chunks is 0, but of this:
+            # else their addresses are computed before the loop, and take twice the registers.
+            first = tl.load(parts_at + sequence)
+            chunk = tl.arange(0, BLOCK_S) + tl.minimum(first, 0)
+            made = chunk < chunks
+            part = first + chunk * query_len + token
+            place = part.to(tl.int64) * (KV_HEADS * GROUP) + head
+            sums = tl.load(part_sums + place, mask=made, other=float("-inf"))
+            at = parts + place[:, None] * VALUE_DIM + dims[None, :]
+            part_rows = tl.load(at, mask=made[:, None] & inside[None, :], other=0.0)
+            largest = tl.maximum(tl.max(sums, 0), LOWEST)
+            if HAS_SINKS:
+                sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+                largest = tl.maximum(largest, sink)
+            weights = tl.exp2(sums - largest)
+            total = tl.sum(weights, 0)
+            if HAS_SINKS:
+                total += tl.exp2(sink - largest)
+            attended = tl.sum(part_rows * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+            number = (query_begin + token).to(tl.int64) * (KV_HEADS * GROUP) + head
+            to = output + number * VALUE_DIM + dims
+            tl.store(to, attended.to(output.dtype.element_ty), mask=inside)
 
 
 @cached_launches
@@ -200,6 +209,21 @@ def reduce_tiles_kernel(
             tl.store(to, attended.to(output.dtype.element_ty), mask=mask)
 
 
+def _programs_of_few(tokens: int, rows: int, hardware: Hardware) -> int:
+    """Programs that share the tokens of a sequence.
+
+    One for each of the longest sequence's tokens, where the device runs all of them at once. Where
+    it does not, most would have nothing to do: a step of decodes and a prompt's end has dozens of
+    sequences with one token.
+
+    Args:
+        tokens: of the longest sequence in the list.
+        rows: heads times sequences.
+        hardware: of the device.
+    """
+    return min(tokens, max(_PROGRAMS_AT_ONCE * hardware.processors // rows, _LEAST_PROGRAMS))
+
+
 def add_up(
     parts: Parts,
     work: Work,
@@ -230,7 +254,9 @@ def add_up(
     rule = constants(work.rule)
     sinks_or_any = output if sinks is None else sinks
     if not many:
-        reduce_kernel[(heads, work.few.tokens, metadata.kv_lens.shape[0])](
+        sequences = metadata.kv_lens.shape[0]
+        programs = _programs_of_few(work.few.tokens, heads * sequences, hardware)
+        reduce_kernel[(heads, programs, sequences)](
             parts.numbers,
             parts.sums,
             metadata.query_start_loc,

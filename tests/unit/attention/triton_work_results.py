@@ -16,7 +16,14 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from tests.tools.paged_run import make_metadata
-from tests.unit.attention.triton_attention_results import DEVICE, INTERPRETED, Workload, dot
+from tests.unit.attention.triton_attention_results import (
+    DEVICE,
+    INTERPRETED,
+    Launches,
+    Workload,
+    close,
+    dot,
+)
 from tgi_cli.attention import AttentionMetadata, KVScales, triton_launch
 from tgi_cli.attention import triton_tiles as tiles
 from tgi_cli.attention.triton_work import Rule, limits_of, make_work, sizes_of
@@ -223,6 +230,30 @@ def test_a_token_among_few_has_the_bits_of_a_decode() -> None:
         attention.write(0, load.key, load.value, earlier.slot_mapping.to(DEVICE))
         attention.plan(alone.metadata())
         assert torch.equal(alone.run(attention)[0], together[token])
+
+
+def test_tokens_that_share_a_program_have_the_bits_of_those_with_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens whose parts are summed up: more than programs of their sequence, and fewer."""
+    lens = [(11, 130), (1, 100), (6, 20)]
+    load = Workload(lens, heads=2, kv_heads=1, dim=16)
+    sinks = torch.tensor([0.5, -2.0]).to(DEVICE)
+    reference = load.backend("torch")
+    reference.plan(load.metadata())
+    wanted = load.run(reference, sinks=sinks)
+    launches = Launches(monkeypatch)
+    outputs = []
+    for processors, programs in ((1, 4), (1000, 11)):
+        attention = load.backend("triton")
+        attention.hardware = replace(attention.hardware, processors=processors)
+        attention.plan(load.metadata())
+        launches.seen.clear()
+        outputs.append(load.run(attention, sinks=sinks))
+        grids = [grid for name, grid, *_ in launches.seen if name == "reduce_kernel"]
+        assert grids == [(2, programs, len(lens))]
+        close(outputs[-1], wanted)
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
