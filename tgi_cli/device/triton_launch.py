@@ -24,6 +24,10 @@ from triton.runtime.jit import JITFunction
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl")
 """Launch options that a call may have, each with None for Triton's default."""
 
+_OF_ALL = {"enable_fp_fusion": True}
+"""Options of every launch. Where a launch does not say, Triton fuses a product and a sum up to 3.9
+(which warns), and does not from 3.10 on: results and speed are to be the same under all."""
+
 _INTEGERS, _FLOATS = ("int", "i32"), ("float", "fp32")
 """How Triton spells the annotations of numbers."""
 
@@ -76,7 +80,7 @@ class CachedKernel:
         options: Mapping[str, Any],
     ) -> None:
         """Launch by Triton, and remember what it has launched, if there is a key."""
-        given = {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in options.items() if value is not None} | _OF_ALL
         compiled = self.kernel[grid](*arguments, **given)
         # True == 1, but Triton makes another type of it.
         if key is None or any(isinstance(arguments[number], bool) for number in self._integers):

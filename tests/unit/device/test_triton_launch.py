@@ -12,5 +12,5 @@ pytestmark = needs_triton
 
 
 @pytest.mark.timeout(300)
-def test_launches() -> None:
-    run_tests([Path(__file__).parent / "triton_launches.py"], interpret=False)
+def test_launches(tmp_path: Path) -> None:
+    run_tests([Path(__file__).parent / "triton_launches.py"], interpret=False, cache=tmp_path)

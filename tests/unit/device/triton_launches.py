@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from tests.tools.triton_compiler import AbsentGPU, compile_only
 from tests.tools.triton_stub import StubGPU, stub_gpu
 from tgi_cli.device.triton_launch import cached_launches
 
@@ -86,12 +88,12 @@ calls = st.tuples(
 def test_a_launch_is_of_the_variant_that_triton_chooses(made: list[tuple[Any, ...]]) -> None:
     memory = torch.zeros(64, dtype=torch.int64)
     asked: list[list[Any]] = []
-    for wrap in (lambda kernel: kernel, cached_launches):
+    for launch, of_all in ((kernel, {"enable_fp_fusion": True}), (cached_launches(kernel), {})):
         with stub_gpu(record=True) as gpu:
-            launch, seen = wrap(kernel), []
+            seen = []
             for dtype, at, other, other_at, stride, count, size, wide, warps in made:
                 x, table = memory.view(dtype)[at:], memory.view(other)[other_at:]
-                options = {} if warps is None else {"num_warps": warps}
+                options = of_all if warps is None else {"num_warps": warps, **of_all}
                 launch[(1,)](x, table, stride, count, 0.5, SIZE=size, WIDE=wide, **options)
                 seen.append(launched(gpu))
             asked.append([*seen, *gpu.variants])
@@ -107,7 +109,7 @@ def test_none_in_place_of_a_tensor_and_true_in_place_of_a_number_are_tritons(gpu
         cached[(1,)](x, x, 1, 5, 0.5, SIZE=16)
     with stub_gpu() as plain:
         for table, stride in ((None, 7), (x, True), (x, 1)):
-            kernel[(1,)](x, table, stride, 5, 0.5, SIZE=16)
+            kernel[(1,)](x, table, stride, 5, 0.5, SIZE=16, enable_fp_fusion=True)
     assert [key for _, key in gpu.variants] == [key for _, key in plain.variants]
 
 
@@ -118,3 +120,24 @@ def test_a_parameter_of_an_unknown_kind_is_refused() -> None:
 
     with pytest.raises(TypeError, match="strange: x is annotated as"):
         cached_launches(strange)
+
+
+@triton.jit
+def add_product(x: tl.tensor, y: tl.tensor) -> None:
+    at = tl.arange(0, 32)
+    tl.store(y + at, tl.load(x + at) * tl.load(x + 32 + at) + tl.load(y + at))
+
+
+def test_products_and_sums_are_fused_where_triton_would_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton 3.10 does not by default; earlier versions are made to do the same."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    kernels, compile_kernel = compile_only()
+    monkeypatch.setattr(JITFunction, "run", compile_kernel)
+    monkeypatch.setattr(driver, "_active", AbsentGPU(90))
+    for launch in (add_product, cached_launches(add_product)):
+        launch[(1,)](torch.zeros(64), torch.zeros(32))
+    plain, fused = (kernel.asm["ptx"] for _, kernel in kernels)
+    assert "fma.rn.f32" not in plain
+    assert "fma.rn.f32" in fused
