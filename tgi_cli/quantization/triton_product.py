@@ -241,7 +241,9 @@ def _product_kernel(
                     own = tl.load(x_scales + sources, mask=in_rows, other=0.0)
                     sums *= own[None, :]
             if HAS_BIAS:
-                added = tl.load(bias + expert * N + columns, mask=in_width, other=0.0)
+                # So are columns. The compiler does not know that 0 is added, or it would not.
+                own_columns = columns + tl.minimum(last, 0)
+                added = tl.load(bias + expert * N + own_columns, mask=own_columns < N, other=0.0)
                 sums += added.to(tl.float32)[:, None]
             if SCATTERED:
                 targets = tl.load(pairs + start + own_rows, mask=left, other=0).to(tl.int64)
