@@ -1,10 +1,11 @@
 """Compile every Triton kernel for GPUs that are not present, and print what their code takes.
 
     python -m tests.benchmarks.compiled [--for 80 90 100] [--only attention ops] [--match LLAMA]
-        [--summary | --widest]
+        [--summary | --widest] [--jobs N]
 
-Needs Triton, whose wheel has the assembler, and takes some minutes. Nothing is run: the figures are
-of the machine code. One line per kernel and GPU:
+Needs Triton, whose wheel has the assembler, and tens of minutes of CPU time, which a process per
+core shares, or N processes. Nothing is run: the figures are of the machine code. With
+TRITON_CACHE_DIR, a later call finds what is compiled. One line per kernel and GPU:
 
 registers   of a thread, and instructions that spill them to memory: all, and in the inner loop
 shared      KiB of shared memory of a program
@@ -32,75 +33,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from itertools import chain
-from typing import Any
 
-HEADER = (
-    "kernel",
-    "for",
-    "GPU",
-    "warps",
-    "registers",
-    "spills",
-    "spills in loop",
-    "shared KiB",
-    "programs",
-    "loop",
-    "tensor",
-    "bytes",
-    "operations/byte",
-    "issue / memory / matrix cycles",
-    "bound by",
-)
+from tests.benchmarks.compiled.table import HEADER, Row, rows
 
 
-def rows(capabilities: list[int], groups: list[str], match: str) -> Iterator[tuple[str, ...]]:
-    """Compile, and give the table's rows."""
-    from triton.runtime.jit import JITFunction
-
-    from tests.benchmarks.compiled.cases import all_cases
-    from tests.benchmarks.compiled.gpus import GPUS, cycles, programs
-    from tests.tools.sass import code_of
-    from tests.tools.triton_compiler import compile_for, compile_only
-
-    kernels, JITFunction.run = compile_only()  # type: ignore[method-assign]
-    for case in all_cases():
-        if (groups and case.group not in groups) or match.lower() not in case.name.lower():
-            continue
-        for capability in capabilities:
-            gpu = GPUS[capability]
-            compile_for(capability)
-            works = case.work(capability)
-            kernels.clear()
-            case.run(capability)
-            once: dict[str, tuple[str, Any]] = {k.hash: (name, k) for name, k in kernels}
-            for name, kernel in once.values():
-                code, work = code_of(kernel), works.get(name)
-                limits = ("", "", "", "")
-                if work is not None:
-                    taken = cycles(code, work, gpu)
-                    limits = (
-                        f"{work.bytes:,}",
-                        f"{work.operations / work.bytes:.0f}",
-                        f"{taken.issue:.0f} / {taken.memory:.0f} / {taken.matrix:.0f}",
-                        taken.bound,
-                    )
-                yield (
-                    name.strip("_"),
-                    case.name,
-                    gpu.name,
-                    str(code.warps),
-                    str(code.registers),
-                    str(code.spills),
-                    str(code.loop_spills),
-                    f"{code.shared / 1024:.1f}",
-                    str(programs(code, gpu)),
-                    str(code.loop_length),
-                    str(code.matrix_instructions),
-                    *limits,
-                )
-
-
-def summary(table: Iterable[tuple[str, ...]], widest: bool) -> Iterator[tuple[str, ...]]:
+def summary(table: Iterable[Row], widest: bool) -> Iterator[Row]:
     """One row per kernel and model with a cell per GPU, and before them the header.
 
     Args:
@@ -159,12 +96,15 @@ def main() -> None:
         "--match", default="", metavar="NAME", help="only cases with it in their name"
     )
     parser.add_argument("--summary", action="store_true", help="a line per kernel and model")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes that compile"
+    )
     parser.add_argument("--widest", action="store_true", help="a line per kernel")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TRITON_CACHE_DIR", folder)
-        table = rows(arguments.capabilities, arguments.only, arguments.match)
-        lines = chain([HEADER], table)
+        table = rows(arguments.capabilities, arguments.only, arguments.match, arguments.jobs)
+        lines: Iterator[Row] = chain([HEADER], table)
         if arguments.summary or arguments.widest:
             lines = summary(table, arguments.widest)
         print(f"Triton {version('triton')}\n")
