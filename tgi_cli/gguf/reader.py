@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar
 from tgi_cli import files
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError
 from tgi_cli.gguf.tensor_types import INTEGERS, REMOVED, TENSOR_TYPES, TensorType
-from tgi_cli.gguf.values import ARRAY, Value, ValueReader, invalid_file, short
+from tgi_cli.gguf.values import ARRAY, STRING, Budget, Value, ValueReader, invalid_file, short
 
 MAGIC = b"GGUF"
 SHARD = re.compile(
@@ -23,9 +23,12 @@ SHARD = re.compile(
 )
 """The file name of a part of a checkpoint."""
 
-MOST_TENSORS = 1 << 18
+MOST_TENSORS = 1 << 16
 MOST_KEYS = 1 << 16
 MOST_SHARDS = 1 << 10
+
+_LONGEST_TENSOR_NAME = 1 << 7
+"""Bytes; llama.cpp reads names of up to 63."""
 
 _MOST_DIMENSIONS = 4
 _LARGEST_ALIGNMENT = 1 << 16
@@ -155,8 +158,8 @@ def read_gguf(path: Path, *, vocabulary: bool = True) -> GGUFFile:
 
     Args:
         path: the file, or any of its parts.
-        vocabulary: whether to keep the tokenizer's arrays. Tokens and merges of a large vocabulary
-            are 300,000 strings, which take 20 MB.
+        vocabulary: whether to keep the tokenizer's arrays and its tokenizer.json. Tokens and merges
+            of a large vocabulary are 800,000 strings, which take 50 MB.
 
     Raises:
         OSError: a file cannot be read.
@@ -223,11 +226,21 @@ def _read_header(path: Path, vocabulary: bool) -> GGUFFile:
             raise header.invalid("its text is not UTF-8") from error
 
 
+_TOKENIZER_JSON = "tokenizer.huggingface.json"
+"""A whole tokenizer.json as a text. Those of the largest vocabularies have 33 MB."""
+
+
 class _Header(ValueReader):
     """Parses a header from its beginning."""
 
     def __init__(self, path: Path, stream: BinaryIO, vocabulary: bool) -> None:
-        super().__init__(path, stream)
+        # Most are short; chat templates have up to 100 KB, and arrays a number for each layer.
+        self.others = Budget("keys", 16 << 20, 1 << 18)
+        # The largest vocabularies have 262,144 tokens, each with a type, and a score or two merges:
+        # 1.3 million values in 20 MB.
+        self.arrays = Budget("arrays of a tokenizer", 32 << 20, 1 << 21)
+        self.json = Budget(f"a {_TOKENIZER_JSON}", 40 << 20)
+        super().__init__(path, stream, self.others)
         self.vocabulary = vocabulary
 
     def file(self) -> GGUFFile:
@@ -254,13 +267,19 @@ class _Header(ValueReader):
                 raise self.invalid(f"it has the key {short(key)} twice")
             names.add(key)
             kind = self.number("I")
-            if kind == ARRAY and not self.vocabulary and key.startswith("tokenizer."):
-                self.skip_array()
-            else:
+            if key == _TOKENIZER_JSON and kind == STRING:
+                self.budget = self.json
+            elif key.startswith("tokenizer.") and kind == ARRAY:
+                self.budget = self.arrays
+            if self.vocabulary or self.budget is self.others:
                 metadata[key] = self.value(kind)
+            else:
+                self.skip(kind)
+            self.budget = self.others
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or not _is_power(alignment):
             raise self.invalid("its general.alignment is no power of two up to 65536")
+        self.budget = Budget("names of tensors", MOST_TENSORS * 200)
         entries = [self.entry(alignment) for _ in range(num_tensors)]
         data = -(-self.position // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
@@ -273,7 +292,7 @@ class _Header(ValueReader):
 
     def entry(self, alignment: int) -> tuple[str, tuple[int, ...], TensorType, int, int]:
         """A tensor's name, shape, type, offset within the data, and size."""
-        name = self.name()
+        name = self.name(_LONGEST_TENSOR_NAME)
         num_dims = self.number("I")
         if num_dims > _MOST_DIMENSIONS:
             raise self.invalid(f"its tensor {short(name)} has {num_dims} dimensions")

@@ -8,20 +8,13 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tgi_cli.errors import CorruptFileError
 
-MOST_VALUES = 1 << 22
-"""Limit of all elements of a file's arrays. The largest vocabularies have a quarter of a million
-tokens, each with a type and a score, and half a million merges."""
-
-HEADER_BYTES = 256 << 20
-"""Limit of a header, of which those of the largest vocabularies have 20 MB."""
-
 _LONGEST_NAME = 1 << 16
-_DEEPEST_ARRAY = 4
 _SHOWN = 60
 """Limit of a name's characters in an error message."""
 
@@ -30,9 +23,9 @@ _READ_AT_ONCE = 1 << 18
 
 _LENGTH = struct.Struct("<Q")
 
-ARRAY = 9
-"""The number of the type of arrays."""
-_BOOL, _STRING = 7, 8
+STRING, ARRAY = 8, 9
+"""The numbers of the types of texts and arrays."""
+_BOOL = 7
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 """Formats of ``struct`` and ``array`` by the number of a value's type."""
 
@@ -40,20 +33,39 @@ Value = bool | int | float | str | list[Any]
 """A value of the metadata."""
 
 
+@dataclass(slots=True)
+class Budget:
+    """What may still be read of a part of a header, whose memory it bounds.
+
+    Attributes:
+        what: name of the part, for errors.
+        bytes: bytes in the file. Texts may take four times as much memory, for characters that
+            are beyond 16 bits.
+        values: elements of arrays. Each takes up to 60 bytes more than in the file.
+    """
+
+    what: str
+    bytes: int
+    values: int = 0
+
+
 class ValueReader:
     """Reads values one after the other.
+
+    Attributes:
+        budget: that of what is read now.
 
     Raises:
         CorruptFileError: from all methods: there are fewer bytes, or a limit is exceeded.
         UnicodeDecodeError: a text is not UTF-8.
     """
 
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
+    def __init__(self, path: Path, stream: BinaryIO, budget: Budget) -> None:
         self.path = path
         self.stream = stream
         self.size = path.stat().st_size
         self.position = 0
-        self.values = 0
+        self.budget = budget
 
     def invalid(self, why: str) -> CorruptFileError:
         return invalid_file(self.path, why)
@@ -61,15 +73,18 @@ class ValueReader:
     def advance(self, size: int) -> None:
         """Count the next bytes, which must be there: no memory is taken for what is not."""
         self.require(size)
+        self._count(size)
+
+    def _count(self, size: int) -> None:
         self.position += size
+        self.budget.bytes -= size
 
     def require(self, size: int) -> None:
         """Require so many bytes behind the position."""
-        end = self.position + size
-        if end > self.size:
+        if self.position + size > self.size:
             raise self.invalid(f"it is truncated: its header is longer than its {self.size} bytes")
-        if end > HEADER_BYTES:
-            raise self.invalid(f"its header has more than {HEADER_BYTES >> 20} MiB")
+        if size > self.budget.bytes:
+            raise self.invalid(f"it has {self.budget.what} with more bytes than any model's")
 
     def take(self, size: int) -> bytes:
         """The next bytes."""
@@ -82,53 +97,53 @@ class ValueReader:
     def number(self, code: str) -> Any:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
-    def text(self, longest: int = HEADER_BYTES) -> str:
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode()
+
+    def name(self, longest: int = _LONGEST_NAME) -> str:
         length = self.number("Q")
         if length > longest:
-            raise self.invalid(f"it states a text of {length} bytes")
-        return self.take(length).decode()
-
-    def name(self) -> str:
-        name = self.text(_LONGEST_NAME)
+            raise self.invalid(f"it states a name of {length} bytes")
+        name = self.take(length).decode()
         if not name:
             raise self.invalid("it has a key or a tensor without a name")
         return name
 
-    def value(self, kind: int, depth: int = 0) -> Value:
-        if kind == _STRING:
+    def value(self, kind: int) -> Value:
+        if kind == STRING:
             return self.text()
         if kind == _BOOL:
             return bool(self.number("B"))
         if kind == ARRAY:
-            return self.array(depth + 1)
+            return self.array()
         if kind not in _NUMBERS:
             raise self.invalid(f"it has a value of type {kind}, which there is not")
         number: int | float = self.number(_NUMBERS[kind])
         return number
 
-    def array_head(self, depth: int) -> tuple[int, int]:
+    def array_head(self) -> tuple[int, int]:
         """The type and the number of an array's values."""
         kind, count = self.number("I"), self.number("Q")
-        self.values += count
-        if self.values > MOST_VALUES:
-            raise self.invalid(f"its arrays have more than {MOST_VALUES} values")
-        if depth > _DEEPEST_ARRAY:
-            raise self.invalid(f"it nests more than {_DEEPEST_ARRAY} arrays")
+        if count > self.budget.values:
+            raise self.invalid(f"it has {self.budget.what} with more values than any model's")
+        self.budget.values -= count
+        if kind == ARRAY:
+            raise self.invalid("it has an array of arrays, which no model has")
+        if kind not in (*_NUMBERS, _BOOL, STRING):
+            raise self.invalid(f"it has values of type {kind}, which there is not")
         return kind, count
 
-    def array(self, depth: int) -> list[Any]:
-        kind, count = self.array_head(depth)
-        if kind in _NUMBERS:
-            code = _NUMBERS[kind]
-            found = array(code, self.take(count * struct.calcsize(f"<{code}")))
-            if sys.byteorder == "big":
-                found.byteswap()
-            return found.tolist()
+    def array(self) -> list[Any]:
+        kind, count = self.array_head()
         if kind == _BOOL:
             return [bool(byte) for byte in self.take(count)]
-        if kind == _STRING:
+        if kind == STRING:
             return self.texts(count)
-        return [self.value(kind, depth) for _ in range(count)]
+        code = _NUMBERS[kind]
+        found = array(code, self.take(count * struct.calcsize(f"<{code}")))
+        if sys.byteorder == "big":
+            found.byteswap()
+        return found.tolist()
 
     def texts(self, count: int, keep: bool = True) -> list[str]:
         """The next texts, or nothing of them unless they are to be kept."""
@@ -144,13 +159,13 @@ class ValueReader:
             if keep:
                 found.append(block[at : at + size].decode())
             at += size
-        self.position += at
+        self._count(at)
         self.stream.seek(self.position)
         return found
 
     def _longer(self, block: bytes, at: int, size: int) -> bytes:
         """A block without its first bytes, which are counted, and with ``size`` or more."""
-        self.position += at
+        self._count(at)
         self.require(size)
         rest = block[at:]
         wanted = min(max(size, _READ_AT_ONCE), self.size - self.position)
@@ -159,20 +174,17 @@ class ValueReader:
             raise self.invalid("it became shorter while it was read")
         return data
 
-    def skip_array(self, depth: int = 1) -> None:
-        kind, count = self.array_head(depth)
-        if kind in _NUMBERS or kind == _BOOL:
+    def skip(self, kind: int) -> None:
+        """Pass over a text or an array."""
+        if kind == STRING:
+            self.advance(self.number("Q"))
+        else:
+            kind, count = self.array_head()
+            if kind == STRING:
+                self.texts(count, keep=False)
+                return
             self.advance(count * struct.calcsize(f"<{_NUMBERS.get(kind, 'B')}"))
-            self.stream.seek(self.position)
-            return
-        if kind == _STRING:
-            self.texts(count, keep=False)
-            return
-        for _ in range(count):
-            if kind == ARRAY:
-                self.skip_array(depth + 1)
-            else:
-                self.value(kind, depth)  # which there is not
+        self.stream.seek(self.position)
 
 
 def short(name: str) -> str:

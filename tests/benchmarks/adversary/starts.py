@@ -9,6 +9,7 @@ are passed to ``tgi serve``: each gets the extremes of its kind.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import resource
@@ -148,6 +149,8 @@ def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
     if pid == 0:
         code = _UNEXPECTED
         try:
+            # Startup collects garbage several times; the parent's objects need not be searched.
+            gc.freeze()
             os.setsid()
             out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             for descriptor in (1, 2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -75,7 +75,6 @@ def test_values_and_tensors(version: int, tmp_path: Path) -> None:
         key("a.words", ARRAY, array(STRING, 2, text("ä") + text(""))),
         key("a.counts", ARRAY, array(UINT32, 3, struct.pack("<3I", 1, 2, 3))),
         key("a.flags", ARRAY, array(BOOL, 2, b"\0\1")),
-        key("a.nested", ARRAY, array(ARRAY, 1, array(UINT8, 2, b"\5\6"))),
     ]
     tensors = [("token_embd.weight", (32, 3), 8, 0), ("output_norm.weight", (5,), 0, 128)]
     content = header(keys, tensors, version=version, data=128 + 20)
@@ -92,7 +91,6 @@ def test_values_and_tensors(version: int, tmp_path: Path) -> None:
     assert file.values("a.counts", int) == [1, 2, 3]
     assert [*map(type, file.values("a.counts", float))] == [float] * 3
     assert file.values("a.flags", bool) == [False, True]
-    assert file.metadata["a.nested"] == [[5, 6]]
     table, norm = file.tensors.values()
     assert (table.shape, table.type.name, table.size) == ((3, 32), "Q8_0", 3 * 34)
     assert (norm.shape, norm.type.name, norm.elements) == ((5,), "F32", 5)
@@ -128,20 +126,21 @@ LIES = {
     "very many tensors": (header([ARCHITECTURE], num_tensors=1 << 60), "tensors"),
     "a long key": (
         b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62) + bytes(100),
-        "text of 4611686018427387904 bytes",
+        "name of 4611686018427387904 bytes",
     ),
-    "a long value": (header([key("a", STRING, struct.pack("<Q", 1 << 50))]), "text|truncated"),
+    "a long value": (header([key("a", STRING, struct.pack("<Q", 1 << 50))]), "truncated"),
     "an array without an end": (
         header([key("a", ARRAY, array(UINT8, 1 << 62, b""))]),
-        "more than 4194304 values",
+        "keys with more values",
     ),
-    "an array that is cut": (header([key("a", ARRAY, array(UINT64, 1 << 20, b""))]), "truncated"),
-    "texts that are cut": (header([key("a", ARRAY, array(STRING, 1 << 21, b""))]), "truncated"),
-    "deep arrays": (
-        header([key("a", ARRAY, array(ARRAY, 1, array(ARRAY, 1, b"") * 50))], data=1 << 10),
-        "nests more than",
+    "an array that is cut": (header([key("a", ARRAY, array(UINT64, 1 << 17, b""))]), "truncated"),
+    "texts that are cut": (header([key("a", ARRAY, array(STRING, 1 << 17, b""))]), "truncated"),
+    "arrays of arrays": (
+        header([key("a", ARRAY, array(ARRAY, 1 << 17, array(UINT8, 0, b"") * (1 << 17)))]),
+        "array of arrays",
     ),
     "an unknown type of value": (header([key("a", 77, b"")]), "type 77"),
+    "an unknown type of values": (header([key("a", ARRAY, array(77, 1, b""))]), "type 77"),
     "a key twice": (header([ARCHITECTURE, ARCHITECTURE]), "twice"),
     "bytes that are no text": (header([key("a", STRING, text(b"\xff\xfe"))]), "UTF-8"),
     "an alignment of 3": (
@@ -155,6 +154,7 @@ LIES = {
     "a truncated file": (header((), [("a", (1024,), 0, 0)], data=100), "truncated"),
     "a huge tensor": (header((), [("a", (1 << 40, 1 << 40), 0, 0)], data=100), "truncated"),
     "an offset beyond the end": (header((), [("a", (4,), 0, 1 << 60)], data=100), "truncated"),
+    "a tensor with a long name": (header((), [("a" * 129, (4,), 0, 0)], data=100), "of 129 bytes"),
     "many dimensions": (header((), [("a", (1,) * 9, 0, 0)], data=100), "9 dimensions"),
     "a dimension of 0": (header((), [("a", (32, 0), 8, 0)], data=100), r"\[0, 32\]"),
     "half a block": (header((), [("a", (48, 2), 8, 0)], data=200), r"\[2, 48\]"),
@@ -165,6 +165,77 @@ LIES = {
         "overlaps",
     ),
 }
+
+
+def words(count: int) -> bytes:
+    """An array of texts of six letters."""
+    return array(STRING, count, text("abcdef") * count)
+
+
+TOKENS, JSON = "tokenizer.ggml.tokens", "tokenizer.huggingface.json"
+
+EXCESSES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "texts": (
+        lambda: key("general.tags", ARRAY, words((1 << 18) + 1)),
+        "keys with more values",
+    ),
+    "tokens": (
+        lambda: key(TOKENS, ARRAY, words((1 << 21) + 1)),
+        "arrays of a tokenizer with more values",
+    ),
+    "numbers": (
+        lambda: key("llama.a", ARRAY, array(UINT64, 1 << 19, bytes(1 << 22))),
+        "keys with more values",
+    ),
+    "a text that is large in memory": (
+        lambda: key("general.name", STRING, text("a" * (16 << 20) + "\U0001f916")),
+        "keys with more bytes",
+    ),
+    "tokens that are large in memory": (
+        lambda: key(TOKENS, ARRAY, array(STRING, 1, text("a" * (33 << 20) + "\U0001f916"))),
+        "arrays of a tokenizer with more bytes",
+    ),
+    "a tokenizer.json": (
+        lambda: key(JSON, STRING, text(bytes(41 << 20))),
+        f"a {JSON} with more bytes",
+    ),
+    "names": (
+        lambda: b"".join(text(f"{number:04}" * 4000) + bytes(5) for number in range(1100)),
+        "keys with more bytes",
+    ),
+}
+"""Keys that no model has: their bytes, and the error."""
+
+
+@pytest.mark.parametrize("name", EXCESSES)
+@pytest.mark.parametrize("vocabulary", [True, False])
+def test_what_is_more_than_any_model_has_takes_no_memory(
+    name: str, vocabulary: bool, tmp_path: Path
+) -> None:
+    make, why = EXCESSES[name]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header([make()], num_keys=1100 if name == "names" else 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptFileError, match=why):
+            read_gguf(path, vocabulary=vocabulary)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_largest_vocabularies_are_read(tmp_path: Path) -> None:
+    count = 400_000
+    keys = [
+        ARCHITECTURE,
+        key(TOKENS, ARRAY, words(count)),
+        key("tokenizer.ggml.token_type", ARRAY, array(UINT8, count, bytes(count))),
+        key("tokenizer.ggml.merges", ARRAY, words(2 * count)),
+        key("tokenizer.ggml.scores", ARRAY, array(FLOAT32, count, bytes(4 * count))),
+    ]
+    file = read(tmp_path / "model.gguf", header(keys))
+    assert len(file.values("tokenizer.ggml.merges", str)) == 2 * count
+    assert len(file.values("tokenizer.ggml.scores", float)) == count
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -252,13 +323,12 @@ def test_parts(tmp_path: Path) -> None:
 
 def test_the_vocabulary_can_be_left_out(tmp_path: Path) -> None:
     tokens = array(STRING, 2, text("a") + text("b"))
-    nested = array(ARRAY, 1, array(UINT8, 2, b"\5\6"))
     keys = [
         ARCHITECTURE,
         key("tokenizer.ggml.tokens", ARRAY, tokens),
         key("tokenizer.ggml.token_type", ARRAY, array(UINT32, 2, struct.pack("<2I", 1, 1))),
         key("tokenizer.ggml.flags", ARRAY, array(BOOL, 2, b"\0\1")),
-        key("tokenizer.ggml.nested", ARRAY, nested),
+        key("tokenizer.huggingface.json", STRING, text("{}")),
         key("tokenizer.ggml.eos_token_id", UINT32, struct.pack("<I", 1)),
         key("a.words", ARRAY, tokens),
     ]
@@ -275,7 +345,7 @@ def test_the_vocabulary_can_be_left_out(tmp_path: Path) -> None:
         whole.path.write_bytes(content[:end])
         with pytest.raises(TgiError):
             read_gguf(whole.path, vocabulary=False)
-    for lie in (array(STRING, 1 << 21, b""), array(UINT64, 1 << 62, b""), array(77, 1, b"")):
+    for lie in (array(STRING, 1 << 20, b""), array(UINT64, 1 << 62, b""), array(77, 1, b"")):
         whole.path.write_bytes(header([key("tokenizer.a", ARRAY, lie)]))
         with pytest.raises(CorruptFileError):
             read_gguf(whole.path, vocabulary=False)
