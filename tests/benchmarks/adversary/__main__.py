@@ -7,9 +7,9 @@ unusual values that the payload limit allows; for each connection, send malforme
 HTTP. Meanwhile, one process polls /health every 2 ms, another reads a stream, and the memory of
 every server process is sampled. For models, send odd names, paths and headers, loads and unloads to
 a server of several models. For checkpoints, try extreme values of each field of each file; for
-families, of each further field of their config.json; for gguf, of each key and of the tensors of
-GGUF files; for images, of each field of image processors; for flags, the extremes of each flag.
-Each start has its own time and memory limit.
+families, of each further field of their config.json; for gguf, of each key, and of the tensors and
+the bytes of GGUF files; for images, of each field of image processors; for flags, the extremes of
+each flag. Each start has its own limits of CPU time and memory.
 
 The budget: /health responds at most 50 ms later than on an idle server, no process grows by more
 than 64 MB beyond the size of the response, no response blames the server for the request, and no

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from tests.benchmarks.adversary.checkpoints import Case, field_paths, field_writer
+from tests.benchmarks.adversary.gguf_headers import headers
 from tgi_cli.gguf.model_config import model_config
 from tgi_cli.gguf.reader import GGUFFile, Value, read_gguf
 from tgi_cli.gguf.tokenizer import read_tokenizer
@@ -213,7 +214,7 @@ def _gguf_family(case: ParityCase, folder: Path) -> None:
 
 
 def _gguf_cases(known: set[tuple[Any, ...]], folder: Path) -> Iterator[Case]:
-    """Vary the keys that no file before has had, then the tensors."""
+    """Vary the keys that no file before has had, then the tensors and the bytes of the header."""
     file = read_gguf(folder / GGUF)
     metadata = _Asked(file.metadata)
     watched = replace(file, metadata=metadata)
@@ -231,6 +232,8 @@ def _gguf_cases(known: set[tuple[Any, ...]], folder: Path) -> Iterator[Case]:
         known.add((GGUF, "(tensors)"))
         for kind, change in _TENSORS.items():
             yield Case(GGUF, "(tensors)", kind, partial(_rewrite_tensors, file, change))
+        for kind, content in headers(file):
+            yield Case(GGUF, "(header)", kind, partial(_replace, content))
 
 
 Tensors = list[TensorSource]
@@ -276,6 +279,11 @@ def _rewrite(file: GGUFFile, key: str, make: Callable[[], Value], folder: Path) 
 
 def _rewrite_tensors(file: GGUFFile, change: Callable[[Tensors], Tensors], folder: Path) -> None:
     _write(folder / GGUF, file.metadata, change(_tensors(file)))
+
+
+def _replace(content: Callable[[], bytes], folder: Path) -> None:
+    (folder / GGUF).unlink(missing_ok=True)
+    (folder / GGUF).write_bytes(content())
 
 
 def _write(path: Path, metadata: Mapping[str, Value], tensors: Tensors) -> None:

@@ -37,11 +37,13 @@ from tgi_cli.config.settings.values import ValueKind
 from tgi_cli.errors import ExitCode, TgiError
 
 SECONDS = 15.0
-"""Budget: how much longer a start may take than a normal one."""
+"""Budget: how much longer a start may take than a normal one. Of checkpoints, CPU time counts."""
 MEGABYTES = 256
 """Budget: how much more memory a start may use; some of the files have tens of MB."""
 _ADDRESS_SPACE = 3 << 30
 """Bytes of address space that a child may use beyond the imports (RLIMIT_AS)."""
+_WALL_SECONDS = 120.0
+"""When a child that waits, or computes beside much else, is ended."""
 _UNEXPECTED = 99
 _MODULES = (
     "tgi_cli.llm.llm",
@@ -143,8 +145,10 @@ def _load(folder: Path, adapter: Path) -> str:
 
 
 def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
-    """Fork and run ``work``; return exit code (-1 on timeout), seconds and peak bytes."""
-    began = time.monotonic()
+    """Fork and run ``work``; return exit code (-1 on timeout), CPU seconds and peak bytes.
+
+    Of the time, only what the child has computed counts, so that other programs do not matter.
+    """
     pid = os.fork()
     if pid == 0:
         code = _UNEXPECTED
@@ -158,6 +162,7 @@ def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (size + _ADDRESS_SPACE,) * 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS * 2), int(SECONDS * 3)))
             Path("/proc/self/clear_refs").write_text("5")
             print(work(), flush=True)
             code = 0
@@ -171,10 +176,10 @@ def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
             with contextlib.suppress(OSError), log.with_suffix(".peak").open("w") as file:
                 file.write(str(peak))
             os._exit(code)
-    limit = began + SECONDS * 2
+    limit = time.monotonic() + _WALL_SECONDS
     peak = 0
     while time.monotonic() < limit:
-        done, status = os.waitpid(pid, os.WNOHANG)
+        done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
             break
         peak = max(peak, memory_of(pid, "VmHWM"))
@@ -184,12 +189,13 @@ def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     if status == -1:
-        os.waitpid(pid, 0)
+        _, _, used = os.wait4(pid, 0)
     with contextlib.suppress(OSError, ValueError):
         peak = max(peak, int(log.with_suffix(".peak").read_text()))
         log.with_suffix(".peak").unlink()
     code = -1 if status == -1 else os.waitstatus_to_exitcode(status)
-    return code, time.monotonic() - began, peak
+    code = -1 if code == -signal.SIGXCPU else code
+    return code, used.ru_utime + used.ru_stime, peak
 
 
 def _checkpoints(

@@ -29,6 +29,7 @@ from tests.benchmarks.adversary.measure import Result
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.models_file import read_models
 from tgi_cli.config.settings.setting import SERVE
+from tgi_cli.errors import CorruptFileError
 from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.router.api.web_ui import assets
 from tgi_cli.router.app import ROUTES, schema
@@ -169,7 +170,12 @@ def test_keys_of_gguf_files_are_covered_whether_a_file_has_them_or_not(tmp_path:
     fields = {case.field for case in cases}
     assert {"tokenizer.ggml.tokens", "tokenizer.ggml.pre", "tokenizer.chat_template"} <= fields
     assert {"llama.block_count", "llama.rope.freq_base", "(tensors)"} <= fields
+    contents = {case.kind: case for case in cases if case.field == "(header)"}
+    assert len(contents) > 200
     linked = checkpoints.linked_copy(tmp_path / "base", tmp_path / "copy")
+    contents["keys: 1048576"].write(linked)
+    with pytest.raises(CorruptFileError, match="1048576 keys"):
+        read_gguf(linked / "model.gguf")
     case = next(each for each in cases if (each.field, each.kind) == ("llama.block_count", "-1"))
     case.write(linked)
     assert read_gguf(linked / "model.gguf").metadata["llama.block_count"] == -1
