@@ -46,8 +46,16 @@ def gemma4(keys: ArchitectureKeys) -> Config:
     """Gemma 4. Heads, and key-value heads, of layers without a window have sizes of their own.
 
     Raises:
-        UnsupportedModelError: other layers than the last ones have wider MLPs.
+        UnsupportedModelError: other layers than the last ones have wider MLPs, or keys and values
+            differ in size.
     """
+    for kind in ("", "_swa"):
+        dims = keys.whole(f"attention.key_length{kind}")
+        if keys.whole(f"attention.value_length{kind}", dims) != dims:
+            raise UnsupportedModelError(
+                f"{keys.file.path}: heads whose keys and values differ in size are not supported",
+                "download another file of the model",
+            )
     kinds = layer_types(keys, 6)
     full = kinds.index(_FULL) if _FULL in kinds else 0
     heads = keys.wholes("attention.head_count_kv", keys.num_layers)
@@ -119,7 +127,10 @@ def _ropes(keys: ArchitectureKeys) -> Config:
         share = rotated / len(factors)
     local: Config = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", 1e4)}
     dims = keys.whole("attention.key_length_swa")
-    if (own := keys.whole("rope.dimension_count_swa", dims)) != dims:
+    own = keys.whole("rope.dimension_count_swa", dims)
+    if own > dims:
+        raise keys.invalid(f"{own} rotated numbers of heads of {dims}")
+    if own != dims:
         local["partial_rotary_factor"] = own / dims
     return {
         _FULL: {

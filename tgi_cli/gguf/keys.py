@@ -53,7 +53,7 @@ class ArchitectureKeys:
                 )
             value = value[0]
         if type(value) is not int or not least <= value < _LARGEST:
-            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(repr(value))}")
         return value
 
     def wholes(self, name: str, count: int) -> list[int]:
@@ -67,17 +67,17 @@ class ArchitectureKeys:
         return values[:count]
 
     def real(self, name: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A finite number, not below 0."""
         value: Any = self._value(name, default)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise self.invalid(f"{self.architecture}.{name} is {short(repr(value))}")
         return _shortest(float(value))
 
     def flag(self, name: str, default: bool) -> bool:
         """A switch."""
         value = self._value(name, default)
         if type(value) is not bool:
-            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(repr(value))}")
         return value
 
     def flags(self, name: str) -> list[bool] | None:

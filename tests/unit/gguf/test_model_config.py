@@ -344,6 +344,19 @@ def test_gemma_4(tmp_path: Path) -> None:
     [
         ("gemma4", GEMMA4 | {"feed_forward_length": [192, 96]}, UnsupportedModelError, "differ in"),
         (
+            "gemma4",
+            GEMMA4 | {"attention.value_length_swa": 8},
+            UnsupportedModelError,
+            "keys and values differ",
+        ),
+        (
+            "gemma4",
+            GEMMA4 | {"attention.value_length": 16},
+            UnsupportedModelError,
+            "keys and values differ",
+        ),
+        ("gemma4", GEMMA4 | {"rope.dimension_count_swa": 32}, ModelError, "32 rotated numbers"),
+        (
             "deepseek2",
             DEEPSEEK | {"attention.temperature_scale": 0.1},
             UnsupportedModelError,
@@ -418,7 +431,7 @@ def test_gemma_4(tmp_path: Path) -> None:
             ModelError,
             "sliding_window_pattern is not a switch for each layer",
         ),
-        ("gemma2", LLAMA | {"attention.sliding_window_pattern": "x"}, ModelError, "pattern is x"),
+        ("gemma2", LLAMA | {"attention.sliding_window_pattern": "x"}, ModelError, "pattern is 'x'"),
         ("llama", {"general.type": "adapter"}, UnsupportedModelError, "is a LoRA adapter"),
         ("", {"general.type": "imatrix"}, UnsupportedModelError, "statistics for quantizing"),
         ("clip", {"general.type": "mmproj"}, UnsupportedModelError, "encodes images"),
@@ -436,7 +449,15 @@ def test_gemma_4(tmp_path: Path) -> None:
         ("llama", LLAMA | {"block_count": (1 << 31) - 1}, ModelError, "block_count is 2147483647"),
         ("gptneox", LLAMA | {"attention.head_count": 1 << 30}, ModelError, "head_count is 10737"),
         ("llama", LLAMA | {"block_count": "many"}, ModelError, "block_count"),
-        ("llama", LLAMA | {"rope.freq_base": "x"}, ModelError, "freq_base is x"),
+        ("llama", LLAMA | {"rope.freq_base": "x"}, ModelError, "freq_base is 'x'"),
+        ("llama", LLAMA | {"rope.freq_base": ""}, ModelError, "freq_base is ''"),
+        ("llama", LLAMA | {"rope.scaling.factor": -2.0}, ModelError, r"factor is -2\.0"),
+        (
+            "llama",
+            LLAMA | {"attention.layer_norm_rms_epsilon": -1.0},
+            ModelError,
+            r"layer_norm_rms_epsilon is -1\.0",
+        ),
         ("llama", LLAMA | {"rope.freq_base": "x\ny"}, ModelError, r"freq_base is 'x\\ny'"),
         ("llama", {"block_count": 2}, ModelError, r"no llama\.feed_forward_length"),
         (
