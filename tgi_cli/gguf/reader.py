@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,8 +297,8 @@ class _Header(ValueReader):
         num_dims = self.number("I")
         if num_dims > _MOST_DIMENSIONS:
             raise self.invalid(f"its tensor {short(name)} has {num_dims} dimensions")
-        shape = tuple(reversed([self.number("Q") for _ in range(num_dims)]))
-        code, offset = self.number("I"), self.number("Q")
+        *dims, code, offset = struct.unpack(f"<{num_dims}QIQ", self.take(8 * num_dims + 12))
+        shape = tuple(reversed(dims))
         if code not in TENSOR_TYPES:
             known = REMOVED.get(code, f"of number {code}")
             raise UnsupportedModelError(

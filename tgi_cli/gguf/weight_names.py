@@ -23,9 +23,12 @@ _BLOCK = re.compile(rf"blk\.{_NUMBER}\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
 _OLD_EXPERT = re.compile(rf"(ffn_(?:gate|up|down))\.{_NUMBER}")
 """Experts of older files, a tensor each."""
 
-_MOST_VIEWS = 1 << 20
+_MOST_VIEWS = 1 << 18
 """Limit of the tensors that a model has, each expert's counted. The largest mixtures of experts
-have a tenth of it."""
+have a third of it."""
+
+_MOST_EXPERTS = 1 << 10
+"""Limit of experts in one tensor, as in llama.cpp."""
 
 _UNUSED = re.compile(
     r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.[0-9]+\.attn_rot_embd(\.weight)?"
@@ -119,6 +122,8 @@ def _views(
     if not tensor.shape:
         raise keys.invalid(f"{tensor.name} has no dimensions")
     count = tensor.shape[0] if "{e}" in _all_names(module) else 1
+    if count > _MOST_EXPERTS:
+        raise keys.invalid(f"{tensor.name} has {count} experts")
     shape = tensor.shape[1:] if "{e}" in _all_names(module) else tensor.shape
     if not shape:
         raise keys.invalid(f"{tensor.name} has the shape {list(tensor.shape)}")
