@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from tgi_cli.models.weight_map import Source
 
+_MOST_STREAMS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
@@ -22,6 +24,10 @@ class NormSpec:
     one_plus: bool = False
     """The factor of an RMS norm is 1 + weight."""
     bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.eps < 0:
+            raise ValueError(f"the epsilon of a norm is {self.eps}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,10 @@ class MoESpec:
     scale_inputs: bool = False
     expert_scales: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0 < self.top_k <= self.num_experts:
+            raise ValueError(f"{self.top_k} of {self.num_experts} experts are chosen")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPAndExpertsSpec:
@@ -237,6 +247,15 @@ class AltUpSpec:
     eps: float
     laurel_rank: int
     scale_active: bool = True
+
+    def __post_init__(self) -> None:
+        # Gemma 3n has four; each is a whole hidden state, and the weights do not bound them before
+        # the model is built.
+        if not 0 <= self.active < self.num_streams <= _MOST_STREAMS:
+            raise ValueError(
+                f"stream {self.active} of {self.num_streams} is computed; at most "
+                f"{_MOST_STREAMS} are supported"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

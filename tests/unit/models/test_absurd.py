@@ -93,6 +93,25 @@ def test_experts_that_the_headers_contradict(tmp_path: Path) -> None:
             model_facts(read_config(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "why"),
+    [
+        ("Mixtral", "num_experts_per_tok", 2**31 - 1, r"2147483647 of \d+ experts"),
+        ("Mixtral", "rms_norm_eps", -1.0, r"epsilon of a norm is -1\.0"),
+        ("Gemma 3n", "altup_num_inputs", 2**31 - 1, "stream 1 of 2147483647"),
+        ("Gemma 3n", "altup_active_idx", 4, "stream 4 of 3"),
+    ],
+)
+def test_values_that_no_tensor_bounds(
+    name: str, key: str, value: float, why: str, tmp_path: Path
+) -> None:
+    make_checkpoint(CASES[name], tmp_path)
+    model_facts(read_config(tmp_path))
+    write(tmp_path, **{key: value})
+    with pytest.raises(ModelError, match=why):
+        model_facts(read_config(tmp_path))
+
+
 def test_layers_and_vocabulary_of_a_transformers_model_are_bounded(tmp_path: Path) -> None:
     make_checkpoint(FAMILIES["stablelm"], tmp_path)
     for key in ("num_hidden_layers", "vocab_size"):

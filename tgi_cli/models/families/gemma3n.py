@@ -49,7 +49,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         gemma_fields.layer(config, norm),
         altup=AltUpSpec(
             num_streams=streams,
-            active=config.get("altup_active_idx", int) % streams,
+            active=config.get("altup_active_idx", int),
             eps=norm.eps,
             laurel_rank=config.positive("laurel_rank"),
             scale_active=config.get("altup_correct_scale", bool),
