@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import random
 import statistics
 import time
 from collections import defaultdict
@@ -36,8 +35,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from tests.benchmarks.draft_texts import WORKLOADS, Texts
 from tests.benchmarks.peers.machine import Clock, description
-from tests.benchmarks.speculation import WORKLOADS, bodies
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import GenerationRequest
@@ -228,7 +227,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for all durations of steps")
     options = parser.parse_args()
     options.model = options.model.absolute()
-    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
+    texts = Texts(Tokenizer.from_file(str(options.model / "tokenizer.json")), options.seed)
     print(description(), flush=True)
     worker, limits, times = loaded(options)
     off, on = (Player(worker, limits, times, most) for most in (0, options.most))
@@ -239,10 +238,9 @@ def main() -> None:
     steps: dict[tuple[str, int], Steps] = {}
     for clients in options.clients:
         for workload in options.workloads:
-            chance = random.Random(f"{options.seed} {workload} {clients}")
             pairs = []
             for number in range(options.rounds + 1):
-                wave = bodies(workload, clients, options.tokens, tokenizer, chance)
+                wave = texts.wave(workload, clients, options.tokens, number)
                 players = (off, on) if number % 2 else (on, off)
                 played = {player: player.play(wave) for player in players}
                 if played[off].tokens != played[on].tokens:

@@ -8,27 +8,31 @@
     python -m tests.tools.trained_model /tmp/draft --layers 1
     python -m tests.benchmarks.speculation /tmp/trained --draft /tmp/draft
 
-    python -m tests.benchmarks.speculation /tmp/wide --workloads chat --clients 8 32 --control
+    python -m tests.benchmarks.speculation /tmp/wide --minutes 12 --control 8
 
 Starts the server with ``--speculate 0`` and with ``--speculate auto`` (with ``--draft`` once more,
-with ``--speculative-model``), and sends each the same waves in turns: C concurrent streams of
-``/v1/completions`` with ``ignore_eos`` and prompts of token ids. ``--llama`` names a build folder
-of llama.cpp, whose server takes part without speculation and with each of ``--llama-drafts``, with
-one slot for each client. ``--peer`` adds any other server with that route, started by hand with the
-same model. ``--control`` adds a second server without speculation: its ratio shows by how much two
-equal servers differ. Figures are medians over the rounds of the tokens per second between the first
-and the last byte of a wave; ratios are to ``--speculate 0``. A wave ends with its slowest stream:
-``streams`` is the mean of the ratios of each stream's own rate. ``accepted`` is the share of draft
-tokens that were accepted, ``a step`` the tokens of a stream per step, both from our ``/metrics``.
+with ``--speculative-model``), and sends each the same waves of C concurrent streams of
+``/v1/completions``, with ``ignore_eos`` and the same seeds: the answers are the same, too, which is
+checked. :mod:`tests.benchmarks.draft_texts` has the workloads and
+:mod:`tests.benchmarks.paired_servers` what of a wave is measured. ``--control`` adds a second
+server without speculation, for all numbers of clients or some: its ratio shows by how much two
+equal servers differ.
 
-=========  ========================================================================================
-workload   prompt
-=========  ========================================================================================
-rewrite    a module of the standard library, and its first lines again
-quote      several modules, and the first half of a line out of one of them
-records    records of JSON with the same keys, up to the fifth
-chat       the beginning of a module, sampled at temperature 1
-=========  ========================================================================================
+All servers are started ``--starts`` times, in changing orders, since where the weights are in
+memory makes one process faster than the next. After each start, a wave of 32 tokens of each kind
+warms up, and ``--rounds`` rounds are counted. With ``--minutes`` the run takes about that long:
+what is left after these rounds goes to the workloads and numbers of clients whose ratios are the
+least certain.
+
+Figures are medians over the rounds. ``ratio`` is that of the rates of a round to ``--speculate 0``,
+with the range that has its median with a probability of 90 % (of few rounds, the least and the
+most). A wave ends with its slowest stream: ``streams`` is the mean of the ratios of each stream's
+own rate. ``accepted`` is the share of draft tokens that were accepted, ``a step`` the tokens of a
+stream per step, both from our ``/metrics``.
+
+``--llama`` names a build folder of llama.cpp, whose server takes part without speculation and with
+each of ``--llama-drafts``, with one slot for each client and one more. ``--peer`` adds any other
+server with that route, started by hand with the same model.
 
 Weights decide what is accepted. Random weights fall into cycles, which drafts predict perfectly:
 use a trained model that has not seen the modules used here. The first command teaches the bundled
@@ -40,32 +44,22 @@ whose steps are bound by memory, and leaves its text as it is.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import functools
-import json
-import random
-import re
 import statistics
 import sys
-import sysconfig
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 from tokenizers import Tokenizer
 
-from tests.benchmarks.peers.contestant import Running, Setup
+from tests.benchmarks.draft_texts import LENGTH, WORKLOADS, Texts
+from tests.benchmarks.paired_servers import Cell, Comparison, Server, median_range
+from tests.benchmarks.peers.contestant import Setup
 from tests.benchmarks.peers.llama_cpp import LlamaCpp
-from tests.tools.demo import corpus
+from tests.benchmarks.peers.machine import Clock, description
 from tests.tools.server_process import ServerProcess, stop
-
-_COUNTER = re.compile(r"^(tgi_draft\w*_total)(?:\{[^}]*\})? (\S+)$", re.M)
-
 
 LLAMA_DRAFTS = {
     "off": "",
@@ -77,150 +71,12 @@ LLAMA_DRAFTS = {
 }
 """Flags of ``llama-server`` for drafts without weights, of about as many tokens as ours; by default
 it drafts 48 behind a match of 12 or 24 tokens."""
-CONTEXT = 2048
-"""Tokens of a prompt and its answer, at most: what the trained model has."""
 
+WARM_TOKENS = 32
+"""Tokens of an answer that warms a server up."""
 
-@functools.cache
-def modules() -> list[str]:
-    """Return the sources that the trained model has not seen."""
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    return [each.text for each in corpus.read_modules(stdlib) if corpus.is_heldout(each)]
-
-
-def rewrite(texts: list[str], chance: random.Random) -> str:
-    """A passage of about 40 lines twice, the second time only its beginning."""
-    lines = chance.choice(texts).splitlines()
-    start = chance.randrange(max(1, len(lines) - 40))
-    passage = lines[start : start + 40]
-    return "\n".join([*passage, "", *passage[:4], ""])
-
-
-def quote(texts: list[str], chance: random.Random) -> str:
-    """Passages, and the beginning of one of them again."""
-    passages = []
-    for _ in range(3):
-        lines = chance.choice(texts).splitlines()
-        start = chance.randrange(max(1, len(lines) - 20))
-        passages.append("\n".join(lines[start : start + 20]))
-    found = passages[chance.randrange(3)].splitlines()
-    return "\n\n".join(passages) + "\n\n" + "\n".join(found[:3])
-
-
-def records(texts: list[str], chance: random.Random) -> str:
-    """JSON records, of which the next one is to be written."""
-    words = re.findall(r"[a-z]{4,}", chance.choice(texts))
-    rows = [
-        {
-            "name": chance.choice(words),
-            "kind": "module",
-            "lines": chance.randrange(900),
-            "tests": [],
-        }
-        for _ in range(8)
-    ]
-    return json.dumps(rows, indent=2)[:-2] + ',\n  {\n    "name": "'
-
-
-def chat(texts: list[str], chance: random.Random) -> str:
-    """The beginning of a text."""
-    text = chance.choice(texts)
-    start = chance.randrange(max(1, len(text) - 400))
-    return text[start : start + 400]
-
-
-WORKLOADS: dict[str, tuple[Callable[[list[str], random.Random], str], float]] = {
-    "rewrite": (rewrite, 0.0),
-    "quote": (quote, 0.0),
-    "records": (records, 0.0),
-    "chat": (chat, 1.0),
-}
-"""How a prompt is made, and its temperature."""
-
-
-@dataclass
-class Server:
-    """A server under test, and the rates that were measured."""
-
-    name: str
-    url: str
-    rates: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    streams: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Seconds of each stream, from its first to its last byte."""
-    drafts: dict[tuple[str, int], list[float]] = field(
-        default_factory=lambda: defaultdict(lambda: [0.0, 0.0, 0.0])
-    )
-
-    async def counters(self, client: httpx.AsyncClient) -> list[float]:
-        """Return the totals of drafts, draft tokens and accepted tokens; zeros without them."""
-        text = (await client.get(f"{self.url}/metrics")).text
-        found = {name: float(value) for name, value in _COUNTER.findall(text)}
-        names = ("tgi_drafts_total", "tgi_draft_tokens_total", "tgi_draft_accepted_tokens_total")
-        return [found.get(name, 0.0) for name in names]
-
-    async def wave(self, key: tuple[str, int], bodies: list[dict[str, Any]], keep: bool) -> None:
-        """Send a wave and record its rate."""
-        # A connection each: llama.cpp closes those on which it has answered with an error.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(timeout=600, limits=limits) as client:
-            before = await self.counters(client)
-            spans = await asyncio.gather(*(self._stream(client, body) for body in bodies))
-            after = await self.counters(client)
-        tokens = sum(body["max_tokens"] - 1 for body in bodies)
-        seconds = max(end for _, end in spans) - min(first for first, _ in spans)
-        if keep:
-            self.rates[key].append(tokens / seconds)
-            self.streams[key] += [end - first for first, end in spans]
-            totals = self.drafts[key]
-            for index in range(3):
-                totals[index] += after[index] - before[index]
-
-    async def _stream(self, client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, float]:
-        first, content = 0.0, b""
-        async with client.stream("POST", f"{self.url}/v1/completions", json=body) as response:
-            async for chunk in response.aiter_raw():
-                first = first or time.perf_counter()
-                content += chunk
-        if response.status_code != 200 or b'"completion_tokens":%d' % body["max_tokens"] not in (
-            content.replace(b" ", b"")
-        ):
-            raise RuntimeError(f"{self.name}: {response.status_code} {content[-300:]!r}")
-        return first, time.perf_counter()
-
-
-def bodies(
-    workload: str, clients: int, tokens: int, tokenizer: Tokenizer, chance: random.Random
-) -> list[dict[str, Any]]:
-    """Return the requests of a wave."""
-    make, temperature = WORKLOADS[workload]
-    texts = modules()
-    return [
-        {
-            "model": "tgi",
-            "prompt": tokenizer.encode(make(texts, chance)).ids[-(CONTEXT - tokens) :],
-            "cache_prompt": False,  # llama.cpp's; ours is started without a prefix cache
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": temperature,
-            "seed": chance.randrange(1 << 31),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        for _ in range(clients)
-    ]
-
-
-async def measure(
-    servers: list[Server], clients: int, tokenizer: Tokenizer, options: argparse.Namespace
-) -> None:
-    """Send every server the same waves of ``clients`` streams, in turns."""
-    for workload in options.workloads:
-        chance = random.Random(f"{options.seed} {workload} {clients}")
-        for number in range(options.rounds + 1):  # the first one warms up
-            wave = bodies(workload, clients, options.tokens, tokenizer, chance)
-            turn = number % len(servers)
-            for server in servers[turn:] + servers[:turn]:
-                await server.wave((workload, clients), wave, number > 0)
+HOLDING_TOKENS = 512
+"""Tokens of the prompt during which the requests of a wave arrive."""
 
 
 class Llama:
@@ -244,64 +100,175 @@ class Llama:
         self._log = folder / "log"
         self._model = self._contestants[0].prepare(model, folder)
 
-    def start(self, clients: int) -> list[Running]:
-        """Start one process of each kind."""
-        started: list[Running] = []
-        setup = Setup(clients, CONTEXT, clients * CONTEXT)
-        for contestant, server in zip(self._contestants, self.servers, strict=True):
-            running = contestant.start(self._model, setup, self._log)
-            started.append(running)
-            server.url = running.url
-        return started
+    @contextmanager
+    def running(self, clients: int) -> Iterator[None]:
+        """Run one process of each kind."""
+        setup = Setup(clients + 1, LENGTH, (clients + 1) * LENGTH)
+        with ExitStack() as stack:
+            for contestant, server in zip(self._contestants, self.servers, strict=True):
+                started = contestant.start(self._model, setup, self._log)
+                stack.callback(started.close)
+                server.begin(started.url)
+            yield
 
 
-def report(servers: list[Server], options: argparse.Namespace) -> None:
+class Run:
+    """Starts the servers and measures all workloads and numbers of clients.
+
+    Args:
+        options: of the command.
+        folder: for runtime folders and logs.
+    """
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._texts = Texts(
+            Tokenizer.from_file(str(options.model / "tokenizer.json")), options.seed
+        )
+        self._flags = dict(contestants(options))
+        self._own = [Server(name, "") for name in self._flags]
+        self._peers = [Server(url, url) for url in options.peer]
+        self._llama: Llama | None = None
+        if options.llama is not None:
+            build, kinds = options.llama.absolute(), options.llama_drafts
+            self._llama = Llama(build, kinds, options.model, folder / "llama")
+            self._peers += self._llama.servers
+        self.comparison = Comparison([*self._own, *self._peers])
+        self._until = 0.0
+
+    def start(self, number: int, seconds: float | None) -> None:
+        """Start our servers, measure, and stop them.
+
+        Args:
+            number: of the start.
+            seconds: until it is to have ended; None for the counted rounds and no more.
+        """
+        self._until = float("inf") if seconds is None else time.monotonic() + seconds
+        with ExitStack() as stack:
+            for server in self._own[::-1] if number % 2 else self._own:
+                words = ["serve", str(self._options.model), "--port=0", *self._flags[server.name]]
+                folder = self._folder / f"{server.name} {number}"
+                process = ServerProcess(folder, [*words, *self._options.serve])
+                stack.callback(stop, process.process)
+                process.wait_ready()
+                server.begin(process.url, process)
+            self._measure(number)
+            for server in self._own:
+                huge, anonymous = server.huge_pages()
+                print(f"{server.name}: {huge >> 20} of {anonymous >> 20} MiB are in huge pages")
+
+    def _measure(self, start: int) -> None:
+        workloads, options = self._options.workloads, self._options
+        for clients in options.clients:
+            with ExitStack() as stack:
+                if self._llama is not None:
+                    stack.enter_context(self._llama.running(clients))
+                for workload in workloads:
+                    self._warm_up((workload, clients), start)
+                for _ in range(options.rounds):
+                    for workload in workloads:
+                        self._round((workload, clients), self._peers)
+        if self._until == float("inf"):
+            return
+        cells = [(workload, clients) for clients in options.clients for workload in workloads]
+        while True:
+            left = self._until - time.monotonic()
+            fit = [cell for cell in cells if self.comparison.took.get(cell, 0.0) < left]
+            if not fit:
+                return
+            self._round(max(fit, key=self.comparison.uncertainty))
+
+    def _servers(self, cell: Cell, peers: list[Server] | None) -> list[Server]:
+        named = self._options.control
+        skips = named and cell[1] not in named
+        own = [server for server in self._own if not (skips and server.name == "control")]
+        return own + (peers or [])
+
+    def _warm_up(self, cell: Cell, start: int) -> None:
+        bodies = self._texts.wave(*cell, WARM_TOKENS, -1 - start)
+        for server in self._servers(cell, self._peers):
+            server.send(bodies, self._texts.holding(HOLDING_TOKENS, -1))
+
+    def _round(self, cell: Cell, peers: list[Server] | None = None) -> None:
+        """A counted round, if there is time for it."""
+        if self.comparison.took.get(cell, 0.0) > self._until - time.monotonic():
+            return
+        number = self.comparison.number(cell)
+        servers = self._servers(cell, peers)
+        bodies = self._texts.wave(*cell, self._options.tokens, number)
+        holding = self._texts.holding(HOLDING_TOKENS, number)
+        self.comparison.round(cell, servers, bodies, holding)
+        found = (f"{each.name} {each.ratios(cell)[-1]:.3f}" for each in servers[1:])
+        print(f"{cell[0]} {cell[1]}: {', '.join(found)}", flush=True)
+
+
+def report(comparison: Comparison, options: argparse.Namespace) -> None:
     """Print a table."""
-    off = servers[0]
+    off, *others = comparison.servers
     columns = ("tok/s", "ratio", "streams", "accepted", "a step")
-    names = [f"{server.name}: {columns[0]} | {' | '.join(columns[1:])}" for server in servers[1:]]
-    print(f"| workload | clients | off: tok/s | {' | '.join(names)} |")
-    print("|---" * (3 + len(columns) * len(names)) + "|")
+    names = [f"{server.name}: {columns[0]} | {' | '.join(columns[1:])}" for server in others]
+    print(f"\n| workload | clients | rounds | off: tok/s | {' | '.join(names)} |")
+    print("|---" * (4 + len(columns) * len(names)) + "|")
     for workload in options.workloads:
         for clients in options.clients:
-            key = (workload, clients)
-            base = statistics.median(off.rates[key])
-            cells = []
-            for server in servers[1:]:
-                ratios = [a / b for a, b in zip(server.rates[key], off.rates[key], strict=True)]
-                middle, ratio = statistics.median(server.rates[key]), statistics.median(ratios)
-                pairs = zip(off.streams[key], server.streams[key], strict=True)
-                streams = statistics.mean(without / taken for without, taken in pairs)
-                _, drafted, accepted = server.drafts[key]
-                tokens = options.rounds * clients * (options.tokens - 1)
-                share = f"{accepted / drafted:.0%}" if drafted else "-"
-                steps = f"{tokens / (tokens - accepted):.2f}" if tokens > accepted else "-"
-                spread = f"{ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-                cells.append(f"{middle:.1f} | {spread} | {streams:.2f} | {share} | {steps}")
-            print(f"| {workload} | {clients} | {base:.1f} | {' | '.join(cells)} |")
+            cell = (workload, clients)
+            if not off.waves[cell]:
+                continue
+            base = statistics.median(wave.rate for wave, _ in off.waves[cell])
+            cells = [_cells(server, cell, options.tokens) for server in others]
+            count = len(off.waves[cell])
+            print(f"| {workload} | {clients} | {count} | {base:.1f} | {' | '.join(cells)} |")
 
 
-def contestants(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
-    """Name of each server of ours, its ``--speculate``, and further flags."""
-    found: list[tuple[str, str, list[str]]] = [("off", "0", []), ("on", options.speculate, [])]
-    if options.control:
-        found.append(("control", "0", []))
+def _cells(server: Server, cell: Cell, tokens: int) -> str:
+    waves = [wave for wave, _ in server.waves[cell]]
+    if not waves:
+        return " | ".join(["-"] * 5)
+    ratios = server.ratios(cell)
+    low, high = median_range(ratios)
+    drafted, accepted = (sum(wave.drafts[index] for wave in waves) for index in (1, 2))
+    given = len(waves) * cell[1] * (tokens - 1)
+    found = (
+        f"{statistics.median(wave.rate for wave in waves):.1f}",
+        f"{statistics.median(ratios):.3f} ({low:.3f}-{high:.3f})",
+        f"{server.streams(cell):.3f}",
+        f"{accepted / drafted:.0%}" if drafted else "-",
+        f"{given / (given - accepted):.2f}" if given > accepted else "-",
+    )
+    return " | ".join(found)
+
+
+def contestants(options: argparse.Namespace) -> list[tuple[str, list[str]]]:
+    """Name of each server of ours, and its flags."""
+    found: list[tuple[str, list[str]]] = [
+        ("off", ["--speculate=0"]),
+        ("on", [f"--speculate={options.speculate}"]),
+    ]
+    if options.control is not None:
+        found.append(("control", ["--speculate=0"]))
     if options.draft is not None:
-        flags = [f"--speculative-model={options.draft}"]
-        found.append(("weights", options.speculate, flags))
+        drafts = [f"--speculate={options.speculate}", f"--speculative-model={options.draft}"]
+        found.append(("weights", drafts))
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 32])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=2, help="of all servers")
+    parser.add_argument("--rounds", type=int, default=2, help="after each start")
+    parser.add_argument("--minutes", type=float, help="what is left goes to further rounds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speculate", default="auto")
-    parser.add_argument("--control", action="store_true", help="a second server without drafts")
+    parser.add_argument(
+        "--control", type=int, nargs="*", help="a second server without drafts, for these clients"
+    )
     parser.add_argument("--draft", type=Path, help="weights that draft: a third server has them")
     parser.add_argument("--llama", type=Path, help="build folder of llama.cpp")
     parser.add_argument(
@@ -311,36 +278,22 @@ def main() -> None:
     parser.add_argument("--serve", nargs="*", default=[], help="extra flags of `tgi serve`: --x=y")
     options = parser.parse_args()
     options.model = options.model.absolute()
-    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    started: list[ServerProcess] = []
+    print(description(), flush=True)
+    began, clock = time.monotonic(), Clock.read()
     with tempfile.TemporaryDirectory() as folder:
-        llama = None
-        if options.llama is not None:
-            kinds, models = options.llama_drafts, Path(folder) / "llama"
-            llama = Llama(options.llama.absolute(), kinds, options.model, models)
-        try:
-            servers = []
-            for name, value, more in contestants(options):
-                flags = [f"--speculate={value}", "--port=0", "--no-prefix-caching", *more]
-                words = ["serve", str(options.model), *flags, *options.serve]
-                process = ServerProcess(Path(folder) / name, words)
-                started.append(process)
-                process.wait_ready()
-                servers.append(Server(name, process.url))
-            servers += [Server(url, url) for url in options.peer]
-            if llama is not None:
-                servers += llama.servers
-            for clients in options.clients:
-                beside = [] if llama is None else llama.start(clients)
-                try:
-                    asyncio.run(measure(servers, clients, tokenizer, options))
-                finally:
-                    for running in beside:
-                        running.close()
-            report(servers, options)
-        finally:
-            for process in started:
-                stop(process.process)
+        run = Run(options, Path(folder))
+        for number in range(options.starts):
+            seconds = None
+            if options.minutes is not None:
+                end = began + 60 * options.minutes * (number + 1) / options.starts
+                seconds = end - time.monotonic()
+            run.start(number, seconds)
+        report(run.comparison, options)
+    idle = run.comparison.idle_seconds / max(1e-9, run.comparison.seconds)
+    print(f"\na server that waited used {idle:.2%} of a core, other programs ", end="")
+    print(f"{clock.read().foreign_since(clock):.1%} of the machine")
+    if run.comparison.different:
+        print(f"{run.comparison.different} answers of our servers differ from those of `off`")
 
 
 if __name__ == "__main__":
