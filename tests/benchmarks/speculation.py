@@ -32,7 +32,8 @@ stream per step, both from our ``/metrics``.
 
 ``--llama`` names a build folder of llama.cpp, whose server takes part without speculation and with
 each of ``--llama-drafts``, with one slot for each client and one more. ``--peer`` adds any other
-server with that route, started by hand with the same model.
+server with that route, started by hand with the same model. Peers take part in ``--peer-rounds`` of
+the rounds after each start, since they compute all prompts of each wave.
 
 Weights decide what is accepted. Random weights fall into cycles, which drafts predict perfectly:
 use a trained model that has not seen the modules used here. The first command teaches the bundled
@@ -166,9 +167,10 @@ class Run:
                     stack.enter_context(self._llama.running(clients))
                 for workload in workloads:
                     self._warm_up((workload, clients), start)
-                for _ in range(options.rounds):
+                for number in range(options.rounds):
+                    peers = self._peers if number < options.peer_rounds else None
                     for workload in workloads:
-                        self._round((workload, clients), self._peers)
+                        self._round((workload, clients), peers)
         if self._until == float("inf"):
             return
         cells = [(workload, clients) for clients in options.clients for workload in workloads]
@@ -263,6 +265,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--starts", type=int, default=2, help="of all servers")
     parser.add_argument("--rounds", type=int, default=2, help="after each start")
+    parser.add_argument("--peer-rounds", type=int, default=1, help="of these, with the peers")
     parser.add_argument("--minutes", type=float, help="what is left goes to further rounds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speculate", default="auto")
