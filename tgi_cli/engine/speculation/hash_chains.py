@@ -44,14 +44,20 @@ class HashChains:
             return -1
         return self._heads[self._hash(context, len(context) - 1)]
 
-    def append(self, tokens: Sequence[int], place: int) -> None:
-        """Add the next place."""
-        if place < self._n - 1:
-            self.links.append(-1)
-            return
-        key = self._hash(tokens, place)
-        self.links.append(self._heads[key])
-        self._heads[key] = place
+    def append(self, tokens: Sequence[int], begin: int, end: int) -> None:
+        """Add the next places, from ``begin`` to ``end``, one by one."""
+        n, shift, heads, add = self._n, self._shift, self._heads, self.links.append
+        first, others = _FACTORS[0], tuple(enumerate(_FACTORS))[1:n]
+        for place in range(begin, end):
+            if place < n - 1:
+                add(-1)
+                continue
+            value = tokens[place] * first
+            for back, factor in others:
+                value ^= tokens[place - back] * factor
+            key = (value & _32_BITS) >> shift
+            add(heads[key])
+            heads[key] = place
 
     def _hash(self, tokens: Sequence[int], place: int) -> int:
         value = 0
