@@ -61,6 +61,14 @@ def test_dense(kind: str, rows: int, capability: int, compiled: list[tuple[str, 
     assert_compiled(compiled, capability)
 
 
+def test_dense_without_a_bias(compiled: list[tuple[str, Any]]) -> None:
+    """Where a fifth stage would spill."""
+    compile_for(100)
+    x = torch.empty(1, 4096, dtype=torch.bfloat16)
+    triton_product(x, empty_weight("int4 in groups of 32"), None)
+    assert_compiled(compiled, 100)
+
+
 GPT_OSS, QWEN, DEEPSEEK = (32, 5760, 2880), (128, 1536, 2048), (256, 512, 7168)
 """Experts, outputs and inputs."""
 
