@@ -61,6 +61,13 @@ ABSENT = [
 ]
 """Modules that a machine with only torch may lack."""
 
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the command sets it, which other tests in this process are not to see."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
 TRANSFORMERS = {"transformers", "huggingface_hub", "httpx", "httpcore", "anyio", "regex", "yaml"}
 TRANSFORMERS |= {"typer", "rich", "jinja2", "markdown_it"}
 """Those of them that transformers brings."""

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tgi_cli.process import imports
 from tgi_cli.process.imports import importing, without_meta_kernels
 
 
@@ -55,11 +57,13 @@ def test_a_collector_that_is_off_stays_off() -> None:
 
 WITHOUT_META_KERNELS = """
 import sys
+from tgi_cli.process import imports
 from tgi_cli.process.imports import without_meta_kernels
 
 with without_meta_kernels():
     import torch
-assert "torch._decomp" not in sys.modules
+assert "torch._decomp.decompositions" not in sys.modules
+assert torch.Generator().manual_seed(1).initial_seed() == 1
 scores = torch.empty(2, 3, device="meta")
 assert (scores + 1).sum(-1).view(1, 2).shape == (1, 2)
 order = torch.empty(5, dtype=torch.int64, device="meta")
@@ -77,6 +81,7 @@ assert sys.modules["torch._meta_registrations"] is torch._meta_registrations
 """
 
 
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="torch is imported whole beside GPUs")
 def test_torch_gets_its_operators_for_the_meta_device_with_the_models_that_need_them() -> None:
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_META_KERNELS], capture_output=True, text=True, check=False
@@ -89,3 +94,11 @@ def test_an_imported_torch_keeps_its_operators_for_the_meta_device() -> None:
 
     with without_meta_kernels():
         assert sys.modules["torch._meta_registrations"] is torch._meta_registrations
+
+
+def test_beside_a_gpu_torch_is_imported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "_GPU_DEVICES", ("/dev/null",))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._meta_registrations", raising=False)
+    with without_meta_kernels():
+        assert "torch._meta_registrations" not in sys.modules

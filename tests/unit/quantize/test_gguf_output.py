@@ -299,6 +299,7 @@ def test_the_stand_in_serves_what_was_written(
 ) -> None:
     path = tmp_path / "demo-Q8_0.gguf"
     quantize_to_gguf(demo.model_path(), options(path, bits=8), SILENT)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with HubServer() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add("org/demo", {path.name: path.read_bytes()})
