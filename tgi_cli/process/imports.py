@@ -37,7 +37,7 @@ def importing() -> Iterator[None]:
 def without_meta_kernels() -> Iterator[None]:
     """Import torch in the block without the operators that it has for the meta device in Python.
 
-    They and the decompositions that they import take 12 MB, and a fifth of the time of importing
+    They and the decompositions that they import take 13 MB, and a fifth of the time of importing
     torch. torch.compile and transformers' modules on the meta device need them;
     :mod:`tgi_cli.models.hf` imports them then. Without them, empty tensors and views work there,
     and so do operators that have their shapes in C++.
