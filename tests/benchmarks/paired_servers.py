@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import re
 import statistics
@@ -31,7 +30,7 @@ from urllib.parse import urlsplit
 import httpx
 import uvloop
 
-from tests.benchmarks.peers.client import Stream, events
+from tests.benchmarks.peers.client import Stream, completions_request, events
 from tests.benchmarks.peers.machine import descendants, process_ticks
 from tests.tools.server_process import ServerProcess
 
@@ -142,7 +141,7 @@ class Server:
 
         async def send(body: Mapping[str, Any]) -> Stream:
             ended: asyncio.Future[None] = loop.create_future()
-            request = _request(parts.netloc, body)
+            request = completions_request(parts.netloc, body)
             _, stream = await loop.create_connection(
                 lambda: Stream(request, ended), parts.hostname, parts.port or 80
             )
@@ -173,17 +172,6 @@ def _ticks(pid: int) -> int:
 
 def _short(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "max_tokens": 1}
-
-
-def _request(host: str, body: Mapping[str, Any]) -> bytes:
-    content = json.dumps(body).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1",
-        f"Host: {host}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(content)}",
-    )
-    return "\r\n".join(head).encode() + b"\r\n\r\n" + content
 
 
 class _Answer(NamedTuple):

@@ -74,14 +74,25 @@ class Server(Running):
         return Wave(max(last), first, last)
 
     def _request(self, prompt: Sequence[int], new: int) -> bytes:
-        body = json.dumps({**self._body, "prompt": list(prompt), "max_tokens": new}).encode()
-        head = (
-            "POST /v1/completions HTTP/1.1",
-            f"Host: {HOST}:{self._port}",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-        )
-        return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+        body = {**self._body, "prompt": list(prompt), "max_tokens": new}
+        return completions_request(f"{HOST}:{self._port}", body)
+
+
+def completions_request(host: str, body: Mapping[str, Any]) -> bytes:
+    """A request for completions, to send as it is.
+
+    Args:
+        host: with its port.
+        body: the content, before it is encoded.
+    """
+    content = json.dumps(body).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(content)}",
+    )
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + content
 
 
 class Stream(asyncio.Protocol):
