@@ -1,10 +1,11 @@
 """Proposes as many of the drafts that drafters find as make steps faster.
 
-The tokens that follow show whether a draft was right, even if it was not verified. So estimates
-stay current while nothing is verified, and no step is spent on testing whether drafts would pay.
-What neither these estimates nor those of durations account for is limited by
-:mod:`tgi_cli.engine.speculation.balance`. Drafters with weights differ, since proposals take time:
-see :mod:`tgi_cli.engine.speculation.proposals`.
+The tokens that follow show whether a draft was right, even if it was not verified. So estimates of
+acceptance stay current while nothing is verified, and no step is spent on testing them. Estimates
+of durations do not: where drafts would pay if rows were cheaper than they seem to be, a few are
+verified to learn what they cost, within a share of the time. What neither estimates account for is
+limited by :mod:`tgi_cli.engine.speculation.balance`. Drafters with weights differ, since proposals
+take time: see :mod:`tgi_cli.engine.speculation.proposals`.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
 nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay or it pauses.
@@ -21,9 +22,15 @@ from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, class_of
 from tgi_cli.engine.speculation.balance import MAX_FOUND_PAUSE, Balance
-from tgi_cli.engine.speculation.draft_lengths import choose_lengths
+from tgi_cli.engine.speculation.budget import Budget
+from tgi_cli.engine.speculation.draft_lengths import choose_lengths, gain
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
-from tgi_cli.engine.speculation.look_ups import LookUps, Probes, longest_pause, pause_after
+from tgi_cli.engine.speculation.look_ups import (
+    LookUps,
+    failing_budget,
+    longest_pause,
+    pause_after,
+)
 from tgi_cli.engine.speculation.proposals import Proposals
 from tgi_cli.engine.speculation.step_costs import Costs, StepCosts, batch_class
 from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
@@ -35,6 +42,13 @@ _NEW_REQUESTS = 0.25
 
 _UNPAID_STEPS = 16
 """Steps for which nothing is expected to pay once no number of drafts does."""
+
+_TRIALS, _TRIALS_AT_ONCE = 0.0025, 0.25
+"""Share of the time that drafts which are not known to pay may be expected to lose, and what is
+saved of it, in steps."""
+
+_LEAST_TRIAL = 0.05
+"""Least expected loss of a trial, in steps: no estimate is that certain."""
 
 
 _Group = tuple[int, int, int]
@@ -99,7 +113,8 @@ class AdaptiveSpeculator:
         """Average failures of the look-ups of ended requests, which new ones begin with."""
         self._balances: dict[int, Balance] = {}
         """Of drafts that were looked up, by classes of the number of sequences."""
-        self._probes = Probes()
+        self._failing = failing_budget()
+        self._trials = Budget(_TRIALS, _TRIALS_AT_ONCE)
         self._steps = 0
         """Number of steps that were applied."""
         self._quiet: tuple[_Group, int] | None = None
@@ -139,16 +154,19 @@ class AdaptiveSpeculator:
         context = sum(len(sequence.token_ids) for sequence in sequences) // len(sequences)
         costs = self._costs.of(count, context, waiting)
         if not costs.pay:
-            if not waiting:
-                self._quiet = group, self._steps + _UNPAID_STEPS
-            return [[] for _ in sequences]
+            # Steps with prompts are not learned from.
+            wait = self._trials.wait if costs.may_pay and not waiting else _UNPAID_STEPS
+            if wait:
+                if not waiting:
+                    self._quiet = group, self._steps + min(wait, _UNPAID_STEPS)
+                return [[] for _ in sequences]
         began = self._clock()
         longest = longest_pause(count, costs.look_up)
         draftees = [self._draftee(sequence, costs) for sequence in sequences]
         looked_up = self._look_up_due(sequences, draftees, costs, longest)
         self._quiet = group, min(self._due(draftee, longest) for draftee in draftees)
         if looked_up or self._proposals is not None:
-            proposals = self._choose(sequences, draftees, costs, others)
+            proposals = self._choose(sequences, draftees, costs, others, not waiting)
         else:
             proposals = [[] for _ in sequences]
         self._host += self._clock() - began
@@ -166,7 +184,7 @@ class AdaptiveSpeculator:
         looked_up = 0
         for index in due:
             look_ups = draftees[index].look_ups
-            if not look_ups.failures or self._probes.spend(costs.look_up):
+            if not look_ups.failures or self._failing.spend(costs.look_up):
                 looked_up += 1
                 look_ups.at = self._steps
                 self._look_up(sequences[index], draftees[index], costs)
@@ -177,15 +195,23 @@ class AdaptiveSpeculator:
         if draftee.draft is not None:  # what follows it is to be learned from
             return self._steps + 1
         due = draftee.look_ups.due(longest)
-        return max(due, self._steps + self._probes.wait) if draftee.look_ups.failures else due
+        return max(due, self._steps + self._failing.wait) if draftee.look_ups.failures else due
 
     def _balance(self, sequences: int) -> Balance:
         return self._balances.setdefault(batch_class(sequences), Balance(MAX_FOUND_PAUSE))
 
     def _choose(
-        self, sequences: Many[Sequence], draftees: list[_Draftee], costs: Costs, others: int
+        self,
+        sequences: Many[Sequence],
+        draftees: list[_Draftee],
+        costs: Costs,
+        others: int,
+        teaches: bool,
     ) -> list[list[int]]:
-        """The drafts that are worth verifying among those that were found or proposed."""
+        """The drafts that are worth verifying among those that were found or proposed.
+
+        If the duration of the step ``teaches`` what rows cost, that counts as worth it at times.
+        """
         drafts = [[] if each.draft is None else each.draft.token_ids for each in draftees]
         survivals = [self._survivals(draftee) for draftee in draftees]
         found = [True] * len(sequences)
@@ -199,6 +225,10 @@ class AdaptiveSpeculator:
             return [[] for _ in sequences]
         without: list[list[float]] = [[]] * others
         lengths = choose_lengths(survivals + without, costs.limits)
+        if not any(lengths) and teaches and costs.may_pay and not self._trials.wait:
+            lengths = choose_lengths(survivals + without, costs.hopes)
+            expected = gain(survivals + without, lengths, costs.durations)
+            self._trials.spend(max(_LEAST_TRIAL, 1.0 - expected))
         total = sum(lengths)
         price = (costs.durations[total] / costs.durations[0] - 1.0) / max(1, total)
         for index, (sequence, draftee) in enumerate(zip(sequences, draftees, strict=True)):
@@ -311,7 +341,8 @@ class AdaptiveSpeculator:
         if count:
             balance = self._balance(count)
             balance.pause -= balance.pause > 0
-            self._probes.earn()
+            self._failing.earn()
+            self._trials.earn()
         others = step.new or step.num_prefill_tokens or step.encodes
         decodes = 0 < count == len(step.rows) and not others
         accepted, self._accepted = self._accepted, 0

@@ -18,7 +18,7 @@ not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log, log1p
+from math import exp, log, log1p
 
 MARGIN = 1.02
 """Least gain that drafts must promise, as a factor: estimates are no more exact."""
@@ -45,16 +45,30 @@ def choose_lengths(
             tokens += chance
     offered.sort(reverse=True)
     count, plain = len(survivals), durations[0]
-    gain, best, taken = 0.0, count * log(margin), 0
+    total, best, taken = 0.0, count * log(margin), 0
     for rows, ((share, _), duration) in enumerate(zip(offered, durations[1:], strict=False), 1):
-        gain += log1p(share)
-        found = gain - count * log(duration / plain)
+        total += log1p(share)
+        found = total - count * log(duration / plain)
         if found > best:
             best, taken = found, rows
     lengths = [0] * count
     for _, index in offered[:taken]:
         lengths[index] += 1
     return lengths
+
+
+def gain(
+    survivals: Sequence[Sequence[float]], lengths: Sequence[int], durations: Sequence[float]
+) -> float:
+    """The factor by which these numbers of drafts raise the geometric mean of the streams' rates.
+
+    Args:
+        survivals, durations: as for :func:`choose_lengths`.
+        lengths: number of drafts of each sequence.
+    """
+    tokens = (1.0 + sum(row[:count]) for row, count in zip(survivals, lengths, strict=True))
+    mean = sum(map(log, tokens)) / len(survivals)
+    return exp(mean) * durations[0] / durations[sum(lengths)]
 
 
 def break_even(sequences: int, durations: Sequence[float], margin: float = MARGIN) -> float:

@@ -8,8 +8,9 @@ time, until look-ups without gain take at most :data:`FUTILE` of the time.
 Pauses end at multiples of powers of two, counted in steps of the engine, so that many sequences are
 due in the same steps and none in those between, which then cost nothing: a GPU's next step is
 launched without waiting for the tokens of the one before. Code that is in the CPU's caches is
-faster, too. What look-ups of pausing sequences take together is limited by :class:`Probes`, so that
-many short answers, or steps that are short beside a look-up, do not lose more.
+faster, too. What look-ups of pausing sequences take together is limited by
+:func:`failing_budget`, so that many short answers, or steps that are short beside a look-up, do not
+lose more.
 
 Gains and costs are in steps without drafts of as many sequences.
 """
@@ -18,17 +19,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tgi_cli.engine.speculation.budget import Budget
+
 MAX_PAUSE = 63
 """Most steps in a row in which a sequence is not looked up."""
 
 FUTILE = 0.0025
 """Share of a step that look-ups which gain nothing may take."""
 
-PROBES = 2 * FUTILE
-"""Share of the time that look-ups of sequences that have failed may take, together."""
-
-CREDIT = 0.1
-"""Limit of the time that is saved for them, in steps: what they may take at once."""
+_FAILING, _FAILING_AT_ONCE = 2 * FUTILE, 0.1
+"""Share of the time that look-ups of sequences whose latest ones have failed may take together, and
+what is saved of it, in steps."""
 
 _MEMORY = 0.9
 """Factor of a balance for each further look-up."""
@@ -100,28 +101,6 @@ def longest_pause(sequences: int, cost: float) -> int:
     return (1 << needed.bit_length()) - 1
 
 
-@dataclass(slots=True)
-class Probes:
-    """The time for look-ups of sequences whose latest ones have failed.
-
-    Attributes:
-        credit: the time that is left, in steps.
-    """
-
-    credit: float = CREDIT
-
-    def earn(self) -> None:
-        """Add the share of a step."""
-        self.credit = min(self.credit + PROBES, CREDIT)
-
-    def spend(self, cost: float) -> bool:
-        """Whether there is time for a look-up, which is then taken."""
-        if self.credit <= 0:
-            return False
-        self.credit -= cost
-        return True
-
-    @property
-    def wait(self) -> int:
-        """Steps until there is time for a look-up."""
-        return 0 if self.credit > 0 else int(-self.credit / PROBES) + 1
+def failing_budget() -> Budget:
+    """The time for look-ups of sequences whose latest ones have failed."""
+    return Budget(_FAILING, _FAILING_AT_ONCE)

@@ -49,6 +49,9 @@ _REFRESH = 16
 _LEAST_WEIGHT = 0.05
 """Weight of a new duration in an average, which covers about the last twenty."""
 
+_HOPE = 2.0
+"""Standard deviations by which a duration may be shorter than expected for drafts to be tried."""
+
 _LEAST_SPEED = 0.1
 """Least share of its measured duration that a proposal, or catching up, is taken to last."""
 
@@ -105,10 +108,12 @@ class Costs:
         measured: durations with 0, 1, 2, ... draft rows, as multiples of that.
         durations: the same, corrected.
         limits: durations that steps do not exceed on average, as far as is known.
+        hopes: durations that steps may well have, as far as is known.
         look_up: time to look a sequence up, as a multiple of a step without drafts.
         break_even: the survival below which no number of drafts is worth it and their look-up,
             even if all have it.
-        pay: whether any number of drafts may be worth it, if all are right.
+        pay: whether any number of drafts is worth it, if all are right.
+        may_pay: the same, if steps have the durations that are hoped for.
     """
 
     sequences: int
@@ -116,9 +121,11 @@ class Costs:
     measured: list[float]
     durations: list[float] = field(default_factory=list)
     limits: list[float] = field(default_factory=list)
+    hopes: list[float] = field(default_factory=list)
     look_up: float = 0.0
     break_even: float = 1.0
     pay: bool = False
+    may_pay: bool = False
     version: int = -1
 
 
@@ -214,10 +221,12 @@ class StepCosts:
         found = row_costs.predict(each - 1.0 for each in costs.measured[1:])
         costs.durations = [1.0] + [duration for duration, _ in found]
         costs.limits = [1.0] + [duration + deviation for duration, deviation in found]
+        costs.hopes = [1.0] + [max(1.0, each - _HOPE * deviation) for each, deviation in found]
         costs.look_up = self._look_up_seconds / (costs.seconds * self.speed(costs.sequences))
         margin = MARGIN + costs.sequences * costs.look_up
         costs.break_even = break_even(costs.sequences, costs.limits, margin)
         costs.pay = costs.break_even < 1.0
+        costs.may_pay = costs.pay or break_even(costs.sequences, costs.hopes, margin) < 1.0
 
     def looked_up(self, seconds: float) -> None:
         """Learn that looking a sequence up took ``seconds``."""

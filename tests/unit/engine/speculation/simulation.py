@@ -38,6 +38,7 @@ class Machine:
         row: of each further row.
         tile: of each further dozen of rows, begun or not.
         fixed: of a step with drafts, which the warm-up has not seen.
+        mistake: factor by which the warm-up overestimates what further rows take.
         noise: standard deviation of the logarithm of a duration.
     """
 
@@ -46,6 +47,7 @@ class Machine:
     row: float = 0.15e-3
     tile: float = 2e-3
     fixed: float = 0.0
+    mistake: float = 1.0
     noise: float = 0.08
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -60,8 +62,9 @@ class Machine:
     def times(self) -> list[StepTime]:
         """What a warm-up finds, which knows nothing of the fixed part."""
         fixed, self.fixed = self.fixed, 0.0
+        alone = self.expected(1, 0)
         found = [
-            StepTime(1, 1 + drafts, 128, self.expected(1, drafts))
+            StepTime(1, 1 + drafts, 128, alone + self.mistake * (self.expected(1, drafts) - alone))
             for drafts in (0, 1, 2, 3, 5, 7, 11, 12, 15, 31)
         ]
         found += [StepTime(n, n, 128, self.expected(n, 0)) for n in (2, 4, 8, 16, 32)]

@@ -21,7 +21,7 @@ from tgi_cli.sampling.params import SamplingParams
 FREE = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 1.01)]
 STEEP = [StepTime(1, 1, 8, 1.0), StepTime(1, 2, 8, 1.5), StepTime(1, 100, 8, 50.0)]
 CHEAP = [StepTime(1, 1, 8, 1.0), StepTime(1, 101, 8, 21.0)]
-DEAR = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 100.0)]
+DEAR = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 300.0)]
 SHORT = [time._replace(seconds=time.seconds / 1000) for time in STEEP]
 """Steps of a millisecond, beside which a look-up takes a while."""
 
@@ -327,6 +327,16 @@ def test_where_no_draft_can_pay_nothing_is_proposed_for_some_steps() -> None:
     assert steps == 16
 
 
+def test_rows_that_seem_a_little_too_dear_are_tried_within_a_share_of_the_time() -> None:
+    unsure = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 100.0)]  # a step for each row
+    tested = speculator(Script([5], length=20), unsure)
+    tried = [len(propose(tested, sequence([1]))[0]) for _ in range(400)]
+    assert tried[0] == 1
+    assert 2 <= sum(tried) <= 30
+    beside_prompts = speculator(Script([5], length=20), unsure)
+    assert beside_prompts.propose([sequence([1])], True) == [[]], "they teach nothing"
+
+
 def test_after_steps_that_lose_time_nothing_may_be_proposed_for_the_pause() -> None:
     tested = speculator(Script([5]), FREE)
     while tested.may_propose([sequence([1])]):
@@ -339,11 +349,11 @@ def test_after_steps_that_lose_time_nothing_may_be_proposed_for_the_pause() -> N
 
 
 def test_drafts_slow_down_the_sequences_without_them_as_well() -> None:
-    """Alone, a row that costs a fifth of a step is worth it; beside seven others it is not."""
-    fifth = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 20.8)]
+    """Alone, a row that costs half a step is worth it; beside seven others it is not."""
+    half = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 50.5)]
     likely = Script([5], length=20)
-    assert speculator(likely, fifth).propose([sequence([1])], False) == [[5]]
-    assert speculator(likely, fifth).propose([sequence([1])], False, others=7) == [[]]
+    assert speculator(likely, half).propose([sequence([1])], False) == [[5]]
+    assert speculator(likely, half).propose([sequence([1])], False, others=7) == [[]]
 
 
 def test_a_loss_pauses_look_ups_in_steps_that_decode_as_many_sequences() -> None:

@@ -13,6 +13,7 @@ from tgi_cli.engine.speculation.draft_lengths import (
     MARGIN,
     break_even,
     choose_lengths,
+    gain,
     saved_per_token,
 )
 
@@ -119,3 +120,11 @@ def test_what_drafts_save_of_a_token_is_the_best_that_any_number_of_them_does() 
 def test_where_all_sequences_draft_each_gains_its_share() -> None:
     durations = [1, 1, 1.25, 9, 1.5]
     assert saved_per_token(2, [1.0, 1.0, 1.0], durations) == pytest.approx(0.5 / 2)
+
+
+def test_a_gain_is_that_of_the_mean_stream_also_where_it_is_a_loss() -> None:
+    survivals, durations = [[0.9, 0.5], []], [2.0, 2.2, 2.4]
+    assert gain(survivals, [0, 0], durations) == 1.0
+    assert gain(survivals, [1, 0], durations) == pytest.approx(1.9**0.5 / 1.1)
+    assert gain(survivals, [2, 0], durations) == pytest.approx(2.4**0.5 / 1.2)
+    assert gain([[0.1], [0.1]], [1, 1], durations) == pytest.approx(1.1 / 1.2)

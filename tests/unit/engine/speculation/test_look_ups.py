@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tgi_cli.engine.speculation.look_ups import (
-    CREDIT,
     FUTILE,
     MAX_PAUSE,
-    PROBES,
     LookUps,
-    Probes,
+    failing_budget,
     longest_pause,
 )
 
@@ -90,21 +88,22 @@ def test_futile_look_ups_take_a_bounded_share_of_the_time(sequences: int, cost: 
 
 @pytest.mark.parametrize("cost", [0.0001, 0.004, 0.02, 0.3])
 def test_look_ups_of_many_that_fail_take_a_bounded_share_of_the_time(cost: float) -> None:
-    probes, spent, steps = Probes(), 0, 4000
+    budget, spent, steps = failing_budget(), 0, 4000
+    saved = budget.credit
     for _ in range(steps):
-        probes.earn()
-        spent += sum(probes.spend(cost) for _ in range(1000))
-    assert spent * cost <= CREDIT + PROBES * steps + cost
-    assert spent * cost >= PROBES * steps - cost
+        budget.earn()
+        spent += sum(budget.spend(cost) for _ in range(1000))
+    assert spent * cost <= saved + 2 * FUTILE * steps + cost
+    assert spent * cost >= 2 * FUTILE * steps - cost
 
 
 def test_the_time_until_the_next_look_up_is_known() -> None:
-    probes = Probes()
-    assert probes.wait == 0
-    while probes.spend(0.07):
+    budget = failing_budget()
+    assert budget.wait == 0
+    while budget.spend(0.07):
         pass
-    for left in range(probes.wait, 0, -1):
-        assert probes.wait == left
-        assert not probes.spend(0.07)
-        probes.earn()
-    assert probes.spend(0.07)
+    for left in range(budget.wait, 0, -1):
+        assert budget.wait == left
+        assert not budget.spend(0.07)
+        budget.earn()
+    assert budget.spend(0.07)

@@ -32,12 +32,12 @@ def seconds(played: list[Played]) -> float:
 @pytest.mark.parametrize("fixed", [0.0, 0.0015])
 @pytest.mark.parametrize("phrases", [0.1, 0.3])
 @pytest.mark.parametrize("clients", [8, 32])
-def test_chats_lose_at_most_a_hundredth(clients: int, phrases: float, fixed: float) -> None:
+def test_chats_lose_next_to_nothing(clients: int, phrases: float, fixed: float) -> None:
     """Also if each step with drafts takes longer than the warm-up has found."""
     writer = Writer(clients, phrases)
     waves = [writer.chats(clients) for _ in range(WAVES if clients == 8 else 2)]
     _, played = play(waves, Machine(fixed=fixed))
-    assert seconds(plain(waves)) > 0.99 * seconds(played)
+    assert seconds(plain(waves)) > 0.985 * seconds(played)
     assert sum(each.host for each in played) < 0.008 * seconds(played)
 
 
@@ -81,6 +81,30 @@ def test_what_rows_cost_is_noticed_where_it_was_not_measured() -> None:
     assert seconds(off[1:]) > 0.985 * seconds(played[1:])
 
 
+@pytest.mark.parametrize("clients", [2, 8, 32])
+@pytest.mark.parametrize("mistake", [1.5, 3.0])
+def test_rows_that_cost_less_than_was_measured_are_tried(clients: int, mistake: float) -> None:
+    """Other programs may have run while the warm-up measured, after which no draft seems to pay."""
+    writer = Writer(clients)
+    waves = [writer.copies(clients) for _ in range(WAVES)]
+    truth = {"row": 2.5e-3, "tile": 0.0, "sequence": 2e-3}
+    _, misled = play(waves, Machine(**truth, mistake=mistake))
+    _, informed = play(waves, Machine(**truth))
+    assert seconds(misled) < 1.15 * seconds(informed)
+    assert seconds(misled[1:]) < 1.06 * seconds(informed[1:])
+
+
+@pytest.mark.parametrize("clients", [1, 8, 32])
+def test_trials_of_rows_that_are_as_dear_as_they_seem_lose_little(clients: int) -> None:
+    writer = Writer(clients)
+    waves = [writer.copies(clients) for _ in range(2)] + [writer.chats(clients) for _ in range(2)]
+    truth = {"row": 12e-3, "tile": 0.0, "sequence": 12e-3}
+    _, played = play(waves, Machine(**truth))
+    without = Server(Machine(**truth), speculates=False)
+    off = [without.wave(texts) for texts in waves]
+    assert seconds(off) > 0.99 * seconds(played)
+
+
 def test_drafts_come_back_soon_after_the_load_has_gone() -> None:
     """A request that copies is left alone by 31 chats, which have ended all attempts."""
     writer = Writer(3, phrases=0.3)
@@ -100,14 +124,15 @@ def test_a_sequence_gets_drafts_once_those_beside_it_have_ended() -> None:
     (copy,) = writer.copies(1, answer=160, changed=0.0)
     played = server.wave([copy, *writer.chats(31, answer=32)])
     busy, rest = played.drafts[:31], played.drafts[31:]
-    assert not any(busy), "rows are dear beside 31 others"
+    tried = sum(1 for drafts in busy if drafts)
+    assert tried <= 8, "rows are dear beside 31 others"
     assert next(number for number, drafts in enumerate(rest) if drafts) <= 2
     assert len(rest) < (160 - 31) / 3
 
 
 def test_where_no_draft_can_pay_the_host_does_next_to_nothing() -> None:
     writer = Writer(5)
-    machine = Machine(row=4e-3, tile=0.0)
+    machine = Machine(row=4e-3, tile=0.0, mistake=4.0)
     server, played = play([writer.copies(32)], machine)
     assert not server.drafter.asked
     assert played[0].host < LOOK_UP * len(played[0].drafts)

@@ -71,6 +71,22 @@ def test_whether_drafts_can_pay_is_known_for_each_number_of_sequences() -> None:
     assert not steep.of(1, 1).pay
 
 
+def test_drafts_may_pay_until_steps_have_shown_that_they_do_not() -> None:
+    costs = costs_of(StepTime(1, 1, 1, 1.0), StepTime(1, 100, 1, 120.0))
+    found = costs.of(1, 1)
+    assert not found.pay
+    assert found.may_pay
+    assert 1.0 < found.hopes[1] < found.durations[1] < found.limits[1]
+    for _ in range(200):
+        costs.learn(1, 0, 1, 1.0)
+        costs.learn(1, 1, 1, 2.2)
+    assert not costs.of(1, 1).may_pay
+    for _ in range(400):
+        costs.learn(1, 0, 1, 1.0)
+        costs.learn(1, 1, 1, 1.5)
+    assert costs.of(1, 1).pay
+
+
 def test_a_slower_machine_changes_nothing_that_compares_steps() -> None:
     costs = costs_of(*ROWS)
     for _ in range(200):
