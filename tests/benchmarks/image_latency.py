@@ -61,7 +61,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Seeing:
+class VisionModel:
     """What a model has beside its weights, and how it is served.
 
     Attributes:
@@ -84,13 +84,13 @@ _TILES: dict[str, Any] = {
     "max_image_size": {"longest_edge": 512},
 }
 MODELS = {
-    "smolvlm-256m": Seeing("Idefics 3", _TILES, {"image_seq_len": 64}, 8000, 600),
-    "smolvlm-500m": Seeing("Idefics 3", _TILES, {"image_seq_len": 64}, 8000, 600),
-    "qwen2.5-vl-3b": Seeing(
+    "smolvlm-256m": VisionModel("Idefics 3", _TILES, {"image_seq_len": 64}, 8000, 600),
+    "smolvlm-500m": VisionModel("Idefics 3", _TILES, {"image_seq_len": 64}, 8000, 600),
+    "qwen2.5-vl-3b": VisionModel(
         "Qwen2.5-VL", {"size": {"shortest_edge": 3136, "longest_edge": 12845056}}, {}, 12000, 150
     ),
 }
-"""By name of :data:`tests.tools.published_shapes.PUBLISHED_SEEING`."""
+"""By name of :data:`tests.tools.published_shapes.PUBLISHED_VISION`."""
 
 
 def checkpoint(name: str, folder: Path) -> Path:
@@ -141,12 +141,12 @@ def cpu_seconds(pid: int) -> float:
 class Peer:
     """transformers in a process of its own."""
 
-    def __init__(self, path: Path, seeing: Seeing, log: Path) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.image_peer", str(path), seeing.kind]
+    def __init__(self, path: Path, model: VisionModel, log: Path) -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.image_peer", str(path), model.kind]
         self._log = log
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [*command, json.dumps(seeing.processor)],
+                [*command, json.dumps(model.processor)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -294,14 +294,14 @@ class FirstTokens:
 
 def measure(name: str, path: Path, options: argparse.Namespace, folder: Path) -> None:
     """Print the tables of a model."""
-    seeing, found = MODELS[name], FirstTokens()
-    limits: tuple[str, ...] = ("--max-input-tokens", str(seeing.input_tokens))
-    limits += ("--max-total-tokens", str(seeing.input_tokens + 190))
-    limits += ("--max-batch-total-tokens", str(seeing.input_tokens * 2 + 2048))
+    model, found = MODELS[name], FirstTokens()
+    limits: tuple[str, ...] = ("--max-input-tokens", str(model.input_tokens))
+    limits += ("--max-total-tokens", str(model.input_tokens + 190))
+    limits += ("--max-batch-total-tokens", str(model.input_tokens * 2 + 2048))
     flags = ("serve", str(path), "--port", "0", "--dtype", "bfloat16", *limits, *options.serve)
 
     def started() -> Peer:
-        return Peer(path, seeing, folder / f"{name}.log")
+        return Peer(path, model, folder / f"{name}.log")
 
     with ExitStack() as stack:
         process = ServerProcess(folder / f"{name}.tgi", flags)
@@ -318,7 +318,7 @@ def measure(name: str, path: Path, options: argparse.Namespace, folder: Path) ->
         if not options.apart:
             found.show(name)
         if not options.no_streams:
-            streams(name, server, seeing, options.photos, found.ours[-1].tokens)
+            streams(name, server, model, options.photos, found.ours[-1].tokens)
     if options.apart:
         if not options.no_peer:
             with closing(started()) as peer:
@@ -335,7 +335,7 @@ def _row(label: str, answers: Sequence[Answer], runs: int) -> None:
     print(f"| {label} | {found} | {cpu:.2f} | {last.tokens} | {computed} | {runs} |", flush=True)
 
 
-def streams(name: str, server: Server, seeing: Seeing, count: int, tokens: int) -> None:
+def streams(name: str, server: Server, model: VisionModel, count: int, tokens: int) -> None:
     """Measure the gaps of a stream alone, beside text prompts, and beside photos."""
     words = random.Random(0)
 
@@ -349,7 +349,7 @@ def streams(name: str, server: Server, seeing: Seeing, count: int, tokens: int) 
     print(f"\n## {name}: gaps between the tokens of a stream, {count} requests beside it\n")
     print("| beside | gaps | p50 ms | p99 ms | max ms | p99 vs alone | seconds of a request |")
     print("|---|---|---|---|---|---|---|")
-    with TextStreams(server.client, seeing.tokens) as stream:
+    with TextStreams(server.client, model.tokens) as stream:
         stream.wait(2)  # the first one has found the server idle
         begun = time.perf_counter()
         stream.wait(ALONE)

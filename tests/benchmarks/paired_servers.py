@@ -137,14 +137,14 @@ class Server:
         self, bodies: Sequence[Mapping[str, Any]], holding: Mapping[str, Any] | None = None
     ) -> list[Stream]:
         parts = urlsplit(self.url)
+        assert parts.hostname is not None, self.url
+        host, port = parts.hostname, parts.port or 80
         loop = asyncio.get_running_loop()
 
         async def send(body: Mapping[str, Any]) -> Stream:
             ended: asyncio.Future[None] = loop.create_future()
             request = completions_request(parts.netloc, body)
-            _, stream = await loop.create_connection(
-                lambda: Stream(request, ended), parts.hostname, parts.port or 80
-            )
+            _, stream = await loop.create_connection(lambda: Stream(request, ended), host, port)
             await ended
             return stream
 

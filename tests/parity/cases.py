@@ -114,7 +114,7 @@ LLAMA4 = SMALL | {
     "floor_scale": 30,
     "attn_scale": 0.2,
 }
-LLAMA4_SIGHT = {
+LLAMA4_VISION = {
     "hidden_size": 32,
     "intermediate_size": 128,
     "num_hidden_layers": 1,
@@ -126,7 +126,7 @@ LLAMA4_SIGHT = {
     "projector_output_dim": 32,
 }
 GEMMA3 = GEMMA2 | {"sliding_window_pattern": 3}
-SIGHT = {
+VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 1,
@@ -205,7 +205,7 @@ MROPE = {
     "mrope_interleaved": True,
     "mrope_section": [2, 2, 2],
 }
-QWEN_SIGHT = {
+QWEN_VISION = {
     "depth": 1,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -326,7 +326,7 @@ CASES: dict[str, Case] = {
         "Gemma3Config",
         {
             "text_config": GEMMA3,
-            "vision_config": SIGHT,
+            "vision_config": VISION,
             "mm_tokens_per_image": 4,
             "image_token_index": 255,
         },
@@ -349,7 +349,7 @@ CASES: dict[str, Case] = {
     ),
     "Gemma 4 with images": Case(
         "Gemma4Config",
-        {"text_config": GEMMA4, "vision_config": SIGHT, "audio_config": None},
+        {"text_config": GEMMA4, "vision_config": VISION, "audio_config": None},
         model="Gemma4ForConditionalGeneration",
         embedding_std=GEMMA_STD,
         qk_norm=0.6,
@@ -368,7 +368,7 @@ CASES: dict[str, Case] = {
     ),
     "Llama 4 with images": Case(
         "Llama4Config",
-        {"text_config": LLAMA4, "vision_config": LLAMA4_SIGHT},
+        {"text_config": LLAMA4, "vision_config": LLAMA4_VISION},
         model="Llama4ForConditionalGeneration",
     ),
     "Phi-3": Case("Phi3Config", PHI3),
@@ -517,7 +517,7 @@ CASES: dict[str, Case] = {
         "Qwen3_5Config",
         {
             "text_config": DELTA | {"rope_parameters": MROPE},
-            "vision_config": QWEN_SIGHT,
+            "vision_config": QWEN_VISION,
             "tie_word_embeddings": False,
         },
         model="Qwen3_5ForConditionalGeneration",
@@ -527,7 +527,7 @@ CASES: dict[str, Case] = {
         "Qwen3_5MoeConfig",
         {
             "text_config": DELTA | DELTA_SHARED | {"rope_parameters": MROPE},
-            "vision_config": QWEN_SIGHT,
+            "vision_config": QWEN_VISION,
         },
         model="Qwen3_5MoeForConditionalGeneration",
     ),

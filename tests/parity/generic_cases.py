@@ -27,7 +27,7 @@ _DECODER = {
     "is_encoder_decoder": False,
     "pad_token_id": 0,
 }
-_SIGHT = {
+_VISION = {
     "depth": 1,
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -72,7 +72,7 @@ ENGINE_CASES: dict[str, Case] = {
         "Glm5NextConfig",
         {
             "text_config": OF_CONFIGS["Glm5NextTextConfig"] | {"rms_norm_eps": 1e-3},
-            "vision_config": _SIGHT,
+            "vision_config": _VISION,
         },
         model="Glm5NextForConditionalGeneration",
     ),

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.parity.families import make_checkpoint, random_ids
-from tests.parity.sight import SightOracle
-from tests.parity.sight_cases import IMAGE, SIGHT_CASES
+from tests.parity.vision import VisionOracle
+from tests.parity.vision_cases import IMAGE, VISION_CASES
 from tests.tools.image_prompts import ImagePrompt
 from tests.tools.paged_run import PagedRun, kernels_add_up_rows_alike, load
 from tgi_cli.models.vision import ImageFeatures
@@ -27,9 +27,9 @@ def test_neither_cuts_nor_other_prompts_change_a_bit(
 ) -> None:
     if not kernels_add_up_rows_alike(dtype):
         pytest.skip("the products of this processor depend on the number of rows")
-    case = SIGHT_CASES[name]
+    case = VISION_CASES[name]
     path = make_checkpoint(case.case, tmp_path / "model")
-    oracle, model = SightOracle(path, case), load(path, dtype)
+    oracle, model = VisionOracle(path, case), load(path, dtype)
     assert model.vision is not None
     images = [case.image(seed) for seed in case.seeds]
     features = [model.vision.encode(image, None) for image in images]

@@ -27,9 +27,9 @@ from tests.parity.cases import (
     GEMMA_STD,
     MROPE,
     QWEN_MOE,
-    QWEN_SIGHT,
-    SIGHT,
+    QWEN_VISION,
     SMALL,
+    VISION,
     Case,
 )
 from tests.parity.families import TOLERANCE, Oracle, make_checkpoint, random_ids
@@ -80,7 +80,7 @@ AXES: dict[str, Case] = {
         LEVELS,
         "Qwen3VLMoe",
     ),
-    "Qwen 3.5": with_axes("Qwen3_5", DELTA | {"rope_parameters": MROPE}, QWEN_SIGHT, "Qwen3_5"),
+    "Qwen 3.5": with_axes("Qwen3_5", DELTA | {"rope_parameters": MROPE}, QWEN_VISION, "Qwen3_5"),
     "GLM-4.1V": with_axes("Glm4v", SMALL | {"rope_parameters": HALF}, EYES, "Glm4v"),
     "GLM-4.6V": with_axes("Glm46V", SMALL | {"rope_parameters": HALF}, EYES, "Glm46V"),
 }
@@ -93,7 +93,7 @@ SPANS: dict[str, Case] = {
         "Gemma3Config",
         {
             "text_config": GEMMA3 | {"sliding_window": WINDOW},
-            "vision_config": SIGHT,
+            "vision_config": VISION,
             "image_token_index": IMAGE,
         },
         model="Gemma3ForConditionalGeneration",
@@ -104,7 +104,7 @@ SPANS: dict[str, Case] = {
         {
             "text_config": GEMMA4_DENSE
             | {"sliding_window": WINDOW, "use_bidirectional_attention": "vision"},
-            "vision_config": SIGHT,
+            "vision_config": VISION,
             "audio_config": None,
             "image_token_id": IMAGE,
             "video_token_id": 251,
@@ -120,7 +120,7 @@ PREFIXES: dict[str, Case] = {
         "PaliGemmaConfig",
         {
             "text_config": text,
-            "vision_config": SIGHT | {"model_type": "siglip_vision_model"},
+            "vision_config": VISION | {"model_type": "siglip_vision_model"},
             "image_token_index": IMAGE,
             "projection_dim": HIDDEN,
             "vocab_size": 256,

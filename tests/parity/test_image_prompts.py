@@ -18,8 +18,8 @@ import transformers
 from PIL import Image
 
 from tests.parity.families import make_checkpoint
-from tests.parity.sight_cases import SIGHT_CASES
 from tests.parity.test_processed_images import PROCESSORS, SERVED
+from tests.parity.vision_cases import VISION_CASES
 from tests.tools.image_models import IMAGE_MODELS, OracleProcessor, write_image_model
 from tgi_cli.llm import LLM
 
@@ -45,7 +45,7 @@ PROMPTS = {"{} What is it?": 1, "First {}, then\n\n{}\n. Which?": 2}
 def checkpoint(name: str, path: Path) -> Path:
     """A miniature with the tokenizer and the image processor of its kind."""
     kind, settings = PROCESSORS[name]
-    case = SIGHT_CASES[name].case
+    case = VISION_CASES[name].case
     write_image_model(kind, path / "ids")
     ids = json.loads((path / "ids" / "config.json").read_text())
     context = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
@@ -69,7 +69,7 @@ def generated(
     name: str, folder: Path, oracle: OracleProcessor, prompt: str, images: Any, **options: Any
 ) -> list[list[int]]:
     """What transformers' ``generate`` returns with these options, without the prompt."""
-    kind = getattr(transformers, SIGHT_CASES[name].case.model)
+    kind = getattr(transformers, VISION_CASES[name].case.model)
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     known = inspect.signature(inspect.unwrap(kind.forward)).parameters
     inputs = {

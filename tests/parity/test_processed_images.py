@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from tests.parity.families import TOLERANCE, make_checkpoint
-from tests.parity.sight import SightOracle
-from tests.parity.sight_cases import SIGHT_CASES
+from tests.parity.vision import VisionOracle
+from tests.parity.vision_cases import VISION_CASES
 from tests.tools.image_models import OracleProcessor, write_image_model
 from tests.tools.paged_run import CPU
 from tgi_cli.models import load_model, read_config
@@ -74,18 +74,18 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 SERVED = [
     name
     for name in PROCESSORS
-    if name in SIGHT_CASES and SIGHT_CASES[name].case.model in IMAGE_ARCHITECTURES
+    if name in VISION_CASES and VISION_CASES[name].case.model in IMAGE_ARCHITECTURES
 ]
 SIZES = [(90, 60), (31, 80), (30, 9)]
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_rows_of_a_tower_are_as_many_as_counted(name: str, tmp_path: Path) -> None:
-    case = SIGHT_CASES[name]
+    case = VISION_CASES[name]
     folder = make_checkpoint(case.case, tmp_path)
     kind, settings = PROCESSORS[name]
     model = load_model(read_config(folder), torch.float32, CPU)
-    oracle = SightOracle(folder, case)
+    oracle = VisionOracle(folder, case)
     config = json.loads((folder / "config.json").read_text())
     write_image_model(kind, folder, config, **settings)
     processor = image_processor(folder, image_format(folder, Tokenizer.load(folder)))

@@ -11,8 +11,8 @@ import torch
 from tests.parity.cases import CASES
 from tests.parity.checkpoints import make_checkpoint
 from tests.parity.generic_cases import ENGINE_CASES
-from tests.parity.sight import SightOracle
-from tests.parity.sight_cases import SIGHT_CASES
+from tests.parity.vision import VisionOracle
+from tests.parity.vision_cases import VISION_CASES
 from tests.tools.paged_run import CPU, PagedRun, load, random_ids
 from tests.tools.torch_products import BFloat16Products
 from tgi_cli.config import ServeConfig
@@ -72,11 +72,11 @@ def test_towers_have_none_where_they_are_slow(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(float32_products, "ONEDNN_DTYPES", frozenset({torch.float32}))
-    case = SIGHT_CASES[name]
+    case = VISION_CASES[name]
     path = make_checkpoint(case.case, tmp_path)
     image = case.image(0)
     tower = load_model(read_config(path), torch.bfloat16, CPU).vision
     assert tower is not None
     with BFloat16Products() as products:
-        tower.encode(image, len(SightOracle(path, case).features(image)))
+        tower.encode(image, len(VisionOracle(path, case).features(image)))
     assert not products.found

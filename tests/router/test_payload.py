@@ -27,7 +27,7 @@ class Images:
         self.closed = True
 
 
-def seeing(state: RouterState) -> RouterState:
+def with_images(state: RouterState) -> RouterState:
     return replace(state, images=Images())  # type: ignore[arg-type]
 
 
@@ -36,13 +36,13 @@ class TestDefault:
         assert state.payload_limit == TEXT_PAYLOAD == 2_000_000
 
     def test_models_that_take_images_have_a_larger_one(self, state: RouterState) -> None:
-        assert seeing(state).payload_limit == IMAGE_PAYLOAD == 32_000_000
+        assert with_images(state).payload_limit == IMAGE_PAYLOAD == 32_000_000
 
     @pytest.mark.parametrize("sees", [False, True])
     async def test_larger_bodies_are_413(
         self, app: Starlette, state: RouterState, client: httpx.AsyncClient, sees: bool
     ) -> None:
-        app.state.router = seeing(state) if sees else state
+        app.state.router = with_images(state) if sees else state
         large = {"inputs": "hi", "parameters": {"max_new_tokens": 1}, "padding": "x" * 3_000_000}
         answer = await client.post("/generate", json=large)
         assert answer.status_code == (200 if sees else 413)
@@ -53,7 +53,7 @@ class TestDefault:
             assert "(32000000 bytes)" in answer.text
 
     def test_larger_bodies_have_more_time(self, app: Starlette, state: RouterState) -> None:
-        for each in (state, seeing(state)):
+        for each in (state, with_images(state)):
             app.state.router = each
             made = uvicorn_config(app, each.config).http_protocol_class
             assert made.keywords == {"body_seconds": body_seconds(each.payload_limit)}  # type: ignore[union-attr]
@@ -65,7 +65,7 @@ class TestFlag:
         return {"payload_limit": 5_000_000}
 
     def test_a_flag_holds_for_all(self, state: RouterState) -> None:
-        assert state.payload_limit == seeing(state).payload_limit == 5_000_000
+        assert state.payload_limit == with_images(state).payload_limit == 5_000_000
 
 
 class TestManyAtATime:
@@ -126,7 +126,7 @@ class TestManyAtATime:
 
 async def test_the_processes_of_images_end_with_the_router(state: RouterState) -> None:
     # The chat template is shared with other tests.
-    seen = replace(seeing(state), text=replace(state.text, chat_template=None))
+    seen = replace(with_images(state), text=replace(state.text, chat_template=None))
     await seen.close()
     assert seen.images is not None
     assert seen.images.closed  # type: ignore[attr-defined]

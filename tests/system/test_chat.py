@@ -19,7 +19,6 @@ from tests.tools.chat_server import (
     Reply,
     delta,
     error_reply,
-    pause,
     text_reply,
     usage,
 )
@@ -28,10 +27,12 @@ from tests.tools.server_process import ServerProcess, poll
 from tests.tools.terminal import Terminal
 from tgi_cli.errors import ExitCode
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 CHAT = [sys.executable, "-m", "tgi_cli", "chat"]
 PROMPT = ">>>"
+SECONDS = 240.0
+"""For whatever is waited for."""
 CUT_OFF = "the answer was cut off by the limit of tokens (max_tokens, or the model's context)\n"
 
 
@@ -51,7 +52,7 @@ def piped(
         input=text,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SECONDS,
         check=False,
     )
 
@@ -121,7 +122,7 @@ def test_a_pipe_whose_reader_leaves(variables: dict[str, str], scripted: ChatSer
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS,
         check=True,
     )
     assert (done.stdout, done.stderr) == ("many 1\n", "")
@@ -138,13 +139,13 @@ def test_a_signal_ends_it_with_its_server(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    poll(lambda: len(descendants_of(process.pid)) >= 3, 60, "the server runs")
+    poll(lambda: len(descendants_of(process.pid)) >= 3, SECONDS, "the server runs")
     children = descendants_of(process.pid)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == ExitCode.INTERRUPTED
     assert err == b""
-    poll(lambda: all(map(is_gone, children)), 60, "they end")
+    poll(lambda: all(map(is_gone, children)), SECONDS, "they end")
 
 
 def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Pa
         assert children
         terminal.type("\x04")
         assert terminal.wait() == ExitCode.OK
-    poll(lambda: all(map(is_gone, children)), 60, "they end")
+    poll(lambda: all(map(is_gone, children)), SECONDS, "they end")
     history = Path(variables["XDG_STATE_HOME"]) / "tgi" / "chat_history"
     assert "+How do I open a file?" in history.read_text()
 
@@ -181,15 +182,18 @@ def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Pa
 def test_markdown_thinking_and_ctrl_c_in_a_terminal(
     variables: dict[str, str], scripted: ChatServer
 ) -> None:
-    typed = threading.Event()
+    typed, ended = threading.Event(), threading.Event()
     thinking = b"".join(delta(reasoning=f"thought {number}. ") for number in range(50))
     text = "# Title\n\n- one **bold**\n- two\n\n```python\nx = 1\n```\n"
     scripted.script = [
         Reply(
             body=thinking + delta(content=text) + delta("stop") + usage(9, 60) + DONE,
-            meanwhile=lambda: typed.wait(60),
+            meanwhile=lambda: typed.wait(SECONDS),
         ),
-        Reply(body=delta(content="Half an ans") + delta("stop") + DONE, meanwhile=pause(60)),
+        Reply(
+            body=delta(content="Half an ans") + delta("stop") + DONE,
+            meanwhile=lambda: ended.wait(SECONDS),
+        ),
         Reply(body=delta(content="Half"), cut=True),
         text_reply("Whole."),
     ]
@@ -214,6 +218,7 @@ def test_markdown_thinking_and_ctrl_c_in_a_terminal(
         terminal.resize(40, 20)
         terminal.type("\x03")
         terminal.wait_for("stopped")
+        ended.set()
         terminal.type("Third\r")
         terminal.wait_for(lambda screen: "was lost while it answered" in " ".join(screen.split()))
         terminal.type("/retry\r")

@@ -13,8 +13,8 @@ import pytest
 
 from tests.system.clients.environment import INSTALL_SECONDS, make_environment, run_script
 from tests.system.conftest import StartServer
-from tests.tools.seeing_model import make_seeing_model
 from tests.tools.server_process import ServerProcess
+from tests.tools.vision_model import make_vision_model
 
 pytestmark = pytest.mark.system
 
@@ -49,6 +49,6 @@ def test_others(client: str, others: Path, server: ServerProcess) -> None:
 @pytest.mark.timeout(INSTALL_SECONDS + 300)
 def test_others_with_images(others: Path, start_server: StartServer, tmp_path: Path) -> None:
     limits = ("--max-total-tokens", "512", "--max-input-tokens", "480", "--dtype", "float32")
-    server = start_server("--model-id", str(make_seeing_model(tmp_path)), *limits)
+    server = start_server("--model-id", str(make_vision_model(tmp_path)), *limits)
     server.wait_ready()
     assert_all_pass(run_script(others, "images", server.url))

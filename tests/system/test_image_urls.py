@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.system.conftest import StartServer
-from tests.tools.seeing_model import make_seeing_model
+from tests.tools.vision_model import make_vision_model
 from tests.tools.web_site import answer, redirect, web_site
 
 pytestmark = pytest.mark.system
@@ -36,7 +36,7 @@ def chat(url: str) -> dict[str, Any]:
 async def test_images_are_fetched_from_the_allowed_site_alone(
     start_server: StartServer, tmp_path: Path
 ) -> None:
-    model = make_seeing_model(tmp_path / "model")
+    model = make_vision_model(tmp_path / "model")
     photo = png()
     async with web_site(answer(b"secret")) as other:
         elsewhere = redirect(f"http://127.0.0.1:{other.port}/")

@@ -20,8 +20,8 @@ from PIL import Image
 
 from tests.system.conftest import StartServer
 from tests.tools.grpc_reflection import ReflectionClient
-from tests.tools.seeing_model import IMAGE_TOKEN, make_seeing_model
 from tests.tools.server_process import ServerProcess
+from tests.tools.vision_model import IMAGE_TOKEN, make_vision_model
 from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import LLM
 from tgi_cli.bench import saved_runs
@@ -60,7 +60,7 @@ def chat(*images: Image.Image, question: str = QUESTION) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_seeing_model(tmp_path_factory.mktemp("sees"))
+    return make_vision_model(tmp_path_factory.mktemp("sees"))
 
 
 @pytest.fixture(scope="module")

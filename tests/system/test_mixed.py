@@ -13,17 +13,19 @@ import httpx
 import pytest
 
 from tests.system.conftest import StartServer
-from tests.tools.server_process import ServerProcess
+from tests.tools.server_process import ServerProcess, poll
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REQUESTS = 120
 CACHE_TOKENS = 2048
-LONG = 3
-"""Requests that run beside the others, and whose tokens alone are more than the cache has."""
+SAMPLES = 6
+SAMPLE_TOKENS = 600
+"""Samples of one prompt, which start together and run beside the other requests. Even if one of
+them ended before the others had half of its tokens, the cache would be too small for them."""
 LONG_TOKENS = 900
-ROUNDS = 4
-"""So often are all sent at most: on a busy machine they may arrive one after another."""
+SAMPLED, LONG = REQUESTS, REQUESTS + 1
+"""Numbers of the requests with so many samples and tokens."""
 FORMS = 14
 WORDS = (
     *("def", "class", "return", "import", "the", "of", "file", "list", "string", "value"),
@@ -43,8 +45,10 @@ def request(number: int) -> tuple[str, dict[str, Any]]:
     """Path and body of one of them, always the same."""
     if number >= REQUESTS:
         hot = {"temperature": 1.5, "seed": number}  # so that drafts do not end it within a moment
-        body = {"prompt": "import os", "max_tokens": LONG_TOKENS, "ignore_eos": True, "logprobs": 0}
-        return "/v1/completions", body | hot
+        body = {"prompt": "import os", "ignore_eos": True, "logprobs": 0}
+        if number == SAMPLED:
+            return "/v1/completions", body | hot | {"n": SAMPLES, "max_tokens": SAMPLE_TOKENS}
+        return "/v1/completions", body | hot | {"max_tokens": LONG_TOKENS}
     dice = random.Random(number)
     words = " ".join(dice.choices(WORDS, k=dice.choice((4, 20, 60, 150))))
     prompt = dice.choice(PREFIXES) + words
@@ -170,26 +174,30 @@ def small(start_server: StartServer) -> ServerProcess:
 
 async def test_mixed_requests_are_answered_as_each_is_alone(small: ServerProcess) -> None:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=small.url, timeout=240, limits=limits) as client:
-        numbers = range(REQUESTS + LONG)
+
+    def begun() -> bool:
+        running = measured(small, "tgi_batch_current_size")
+        return running == SAMPLES or measured(small, "tgi_preemptions_total") > 0
+
+    # The time limit of the test is that of each request, too.
+    async with httpx.AsyncClient(base_url=small.url, timeout=None, limits=limits) as client:
         order = list(range(REQUESTS))
         random.Random(0).shuffle(order)
-        order = [*numbers[REQUESTS:], *order]
-        rounds: list[dict[int, Any]] = []
-        preempted = 0.0
-        while not preempted and len(rounds) < ROUNDS:
-            answers = await asyncio.gather(*(answer(client, n) for n in order))
-            rounds.append(dict(zip(order, answers, strict=True)))
-            preempted = preemptions((await client.get("/metrics")).text)
-        alone = {number: await answer(client, number) for number in numbers}
-    for together in rounds:
-        wrong = [number for number in numbers if together[number] != alone[number]]
-        assert not wrong, {n: (request(n), together[n], alone[n]) for n in wrong[:3]}
+        sampled = asyncio.ensure_future(answer(client, SAMPLED))
+        await asyncio.to_thread(poll, begun, 1200, "all samples run")
+        order = [LONG, *order]
+        answers = await asyncio.gather(*(answer(client, number) for number in order))
+        together = dict(zip(order, answers, strict=True)) | {SAMPLED: await sampled}
+        preempted = measured(small, "tgi_preemptions_total")
+        alone = {number: await answer(client, number) for number in sorted(together)}
+    wrong = [number for number in alone if together[number] != alone[number]]
+    assert not wrong, {n: (request(n), together[n], alone[n]) for n in wrong[:3]}
     assert preempted > 0, "the cache was large enough for all"
 
 
-def preemptions(measured: str) -> float:
-    """Times that a sequence gave up its cache."""
-    found = re.search(r"^tgi_preemptions_total\S* (\S+)$", measured, re.MULTILINE)
-    assert found is not None, measured
+def measured(server: ServerProcess, name: str) -> float:
+    """A metric of the engine, as it is now."""
+    text = httpx.get(f"{server.url}/metrics", timeout=240).text
+    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+    assert found is not None, text
     return float(found[1])

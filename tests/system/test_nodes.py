@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,23 +23,24 @@ import pytest
 
 from tests.system.test_serve import errors_in
 from tests.tools.network_namespaces import Host, missing_support, two_hosts
-from tests.tools.process_tree import command_of, descendants_of
+from tests.tools.process_tree import command_of, descendants_of, is_gone
 from tests.tools.server_process import ServerProcess, free_ports, poll
 from tgi_cli.errors import ExitCode
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-HEAL_SECONDS = 120.0
+SECONDS = 240.0
+"""For whatever is waited for."""
 ASKING = 3
 PROMPTS = ("def read_json(path):", "import os", "class Tree:")
 FLAGS = ("--pipeline-parallel-size", "2", "--max-batch-total-tokens", "8192")
 _ASK = """
 import sys, urllib.error, urllib.request
-url, body = sys.argv[1:]
+url, body, seconds = sys.argv[1:]
 request = urllib.request.Request(url, body.encode() or None, {"content-type": "application/json"})
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 try:
-    with opener.open(request, timeout=60) as answer:
+    with opener.open(request, timeout=float(seconds)) as answer:
         print(answer.read().decode())
 except urllib.error.HTTPError as error:
     print(error.read().decode())
@@ -78,8 +80,10 @@ class TwoNodes:
     def ask(self, path: str, body: Any = None) -> dict[str, Any]:
         """The answer of node 0, asked on its own host."""
         text = "" if body is None else json.dumps(body)
-        words = [*self._hosts[0].prefix, sys.executable, "-I", "-c", _ASK, self.url + path, text]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=True)
+        arguments = (self.url + path, text, str(SECONDS))
+        words = [*self._hosts[0].prefix, sys.executable, "-I", "-c", _ASK, *arguments]
+        seconds = 1.5 * SECONDS
+        done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=True)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
@@ -101,7 +105,7 @@ class TwoNodes:
     def await_healed(self) -> None:
         poll(
             lambda: "generated_text" in self.generate(PROMPTS[0], 1),
-            HEAL_SECONDS,
+            SECONDS,
             "it serves again",
         )
 
@@ -129,7 +133,7 @@ def nodes() -> Iterator[TwoNodes]:
 def wanted(server: ServerProcess) -> list[str]:
     """The answers of one process."""
     url = f"{server.url}/generate"
-    answers = [httpx.post(url, json=body_of(prompt, 20), timeout=60) for prompt in PROMPTS]
+    answers = [httpx.post(url, json=body_of(prompt, 20), timeout=SECONDS) for prompt in PROMPTS]
     return [answer.json()["generated_text"] for answer in answers]
 
 
@@ -157,9 +161,9 @@ def test_a_killed_stage_of_another_node_is_named_and_healed(
         pid = nodes.stage()
         asked = [threads.submit(ask_until_lost) for _ in range(ASKING)]
         try:
-            poll(lambda: busy(nodes), 60, "it generates")
+            poll(lambda: busy(nodes), SECONDS, "it generates")
             os.kill(pid, signal.SIGKILL)
-            first, *_ = wait(asked, 90, FIRST_COMPLETED).done
+            first, *_ = wait(asked, SECONDS, FIRST_COMPLETED).done
         finally:
             lost.set()
     assert "error" in first.result()
@@ -183,10 +187,13 @@ def busy(nodes: TwoNodes) -> bool:
 def test_a_lost_node_is_named_and_another_one_replaces_it(
     nodes: TwoNodes, wanted: list[str]
 ) -> None:
+    before = len(nodes.server.log)
     nodes.node.process.terminate()
     assert nodes.node.wait() == ExitCode.OK
-    poll(lambda: "on node 1" in nodes.server.log or "node 1 (" in nodes.server.log, 60, "named")
-    poll(lambda: "waiting for node 1" in nodes.server.log, HEAL_SECONDS, "node 0 waits")
+    # Its connection, or that of its process, is the first to end.
+    lost = re.compile(r"node 1 \(\S+\) is gone|stage 0 on node 1 (is gone|ended)")
+    poll(lambda: lost.search(nodes.server.log[before:]), SECONDS, "it is named")
+    poll(lambda: "waiting for node 1" in nodes.server.log[before:], SECONDS, "node 0 waits")
     refused = nodes.start(1, *FLAGS, "--dtype", "float32")
     assert refused.wait() == ExitCode.USAGE
     assert errors_in(refused.log) == [
@@ -196,9 +203,10 @@ def test_a_lost_node_is_named_and_another_one_replaces_it(
     nodes.node = nodes.start(1, *FLAGS)
     nodes.await_healed()
     assert nodes.texts() == wanted
+    started = descendants_of(nodes.server.process.pid)
     nodes.server.process.terminate()
     assert nodes.server.wait() == ExitCode.OK
-    assert not descendants_of(nodes.server.process.pid)
+    poll(lambda: all(map(is_gone, started)), SECONDS, "nothing is left")
     nodes.node.process.terminate()
     assert nodes.node.wait() == ExitCode.OK
     assert "Traceback" not in nodes.server.log + nodes.node.log

@@ -25,12 +25,14 @@ from tests.tools.server_process import ServerProcess, free_ports, kill, poll
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STREAMS = 64
 NEW_TOKENS = 150
-START_SECONDS = 240.0
-HEAL_SECONDS = 120.0
+START_SECONDS = 600.0
+HEAL_SECONDS = 300.0
+SECONDS = 300.0
+"""For whatever else is waited for."""
 REPLICA = "ray::ServeReplica:tgi:engine"
 
 
@@ -55,16 +57,42 @@ def cluster() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def client(cluster: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=cluster.url, timeout=60) as client:
+    with httpx.Client(base_url=cluster.url, timeout=SECONDS) as client:
         poll(lambda: len(metric(client, "tgi_queue_size")) == 2, HEAL_SECONDS, "both serve")
         yield client
 
 
 def metric(client: httpx.Client, name: str) -> dict[str, float]:
-    """A metric without other labels, by replica; empty while no replica answers."""
+    """A metric without other labels, by replica; without those that do not answer in time."""
     answer = client.get("/metrics")
     found = re.findall(rf'^{name}{{replica="(\w+)"}} (\S+)$', answer.text, re.MULTILINE)
     return {replica: float(value) for replica, value in found}
+
+
+def metric_of_both(client: httpx.Client, name: str) -> dict[str, float]:
+    """A metric without other labels, once both replicas answer."""
+    found: dict[str, float] = {}
+
+    def read() -> bool:
+        found.clear()
+        found.update(metric(client, name))
+        return len(found) == 2
+
+    poll(read, SECONDS, "both replicas answer")
+    return found
+
+
+def dropped(client: httpx.Client) -> float:
+    """Requests whose clients have left, once both replicas answer."""
+    counts: list[str] = []
+
+    def read() -> bool:
+        pattern = r'^tgi_request_failure\{[^}]*err="dropped"[^}]*\} (\S+)$'
+        counts[:] = re.findall(pattern, client.get("/metrics").text, re.MULTILINE)
+        return len(counts) == 2
+
+    poll(read, SECONDS, "both replicas answer")
+    return sum(map(float, counts))
 
 
 def processes(cluster: ServerProcess, word: str) -> list[int]:
@@ -87,23 +115,30 @@ def test_answers_of_every_api_pass(client: httpx.Client) -> None:
 def test_each_prefix_is_computed_once(client: httpx.Client) -> None:
     prefixes = [f"# {secrets.token_hex(48)}\n" * 6 for _ in range(8)]
     cold = dict.fromkeys(prefixes, 0)
-    for tail in range(3):
+    for tail in range(6):
         for prefix in prefixes:
             body = {"prompt": f"{prefix}x{tail} = ", "max_tokens": 2, "temperature": 0}
             usage = client.post("/v1/completions", json=body).json()["usage"]
             cold[prefix] += not usage["prompt_tokens_details"]["cached_tokens"]
-    assert list(cold.values()) == [1] * 8
-    found = metric(client, "tgi_prefix_cache_query_tokens_total")
+    assert min(cold.values()) == 1
+    # Ray passes over a replica that does not take a request in time, as on a busy machine. Without
+    # regard to prefixes, nearly all of them would be computed twice.
+    assert sum(cold.values()) <= 8 + 2, cold
+    found = metric_of_both(client, "tgi_prefix_cache_query_tokens_total")
     assert min(found.values()) > 0, "one replica got everything"
 
 
 def test_prometheus_can_read_the_metrics_of_both(client: httpx.Client) -> None:
     accept = {"accept": "application/openmetrics-text; version=1.0.0, text/plain; q=0.5"}
-    answer = client.get("/metrics", headers=accept)
-    families = {each.name: each for each in text_string_to_metric_families(answer.text)}
-    assert families["tgi_request_duration"].type == "histogram"
-    replicas = {sample.labels["replica"] for sample in families["tgi_queue_size"].samples}
-    assert replicas == set(metric(client, "tgi_queue_size"))
+    wanted = set(metric_of_both(client, "tgi_queue_size"))
+
+    def replicas() -> set[str]:
+        answer = client.get("/metrics", headers=accept)
+        families = {each.name: each for each in text_string_to_metric_families(answer.text)}
+        assert families["tgi_request_duration"].type == "histogram"
+        return {sample.labels["replica"] for sample in families["tgi_queue_size"].samples}
+
+    poll(lambda: replicas() == wanted, SECONDS, "both replicas answer")
 
 
 def test_a_body_that_is_too_large(client: httpx.Client) -> None:
@@ -113,11 +148,19 @@ def test_a_body_that_is_too_large(client: httpx.Client) -> None:
 
 
 def test_a_client_that_leaves_ends_its_request(client: httpx.Client) -> None:
-    body = {"prompt": "def f():", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    body = {"prompt": "def f():", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    # Hot, so that no text is repeated, which drafts would end within a moment.
+    body["temperature"] = 1.5
+    before = dropped(client)
     for _ in range(4):
         with client.stream("POST", "/v1/completions", json=body) as answer:
             next(answer.iter_lines())
-    poll(lambda: sum(metric(client, "tgi_batch_current_size").values()) == 0, 60, "all are idle")
+    poll(
+        lambda: list(metric(client, "tgi_batch_current_size").values()) == [0, 0],
+        SECONDS,
+        "both are idle",
+    )
+    assert dropped(client) > before, "they have run to their ends"
 
 
 def test_the_token_of_the_cluster_is_private(cluster: ServerProcess, client: httpx.Client) -> None:
@@ -135,34 +178,37 @@ def test_a_killed_model_server_fails_no_new_request(
     statuses = [client.post("/generate", json=body).status_code for _ in range(60)]
     # One may be on its way when the replica notices.
     assert statuses.count(200) >= 59, statuses
+    poll(lambda: is_gone(killed), SECONDS, "it ends")
     poll(lambda: len(processes(cluster, " model-server ")) == 2, HEAL_SECONDS, "it is restarted")
-    assert killed not in processes(cluster, " model-server ")
 
 
 def test_a_killed_replica_ends_its_own_streams_and_is_replaced(
     cluster: ServerProcess, client: httpx.Client
 ) -> None:
-    before = set(metric(client, "tgi_queue_size"))
+    before = metric_of_both(client, "tgi_request_count")
     killed = processes(cluster, REPLICA)[0]
     orphan = next(pid for pid in descendants_of(killed) if " model-server " in command_of(pid))
     crowd = ConcurrentRequests(cluster.url, ["stream", "openai stream"] * 32, NEW_TOKENS)
-    crowd.wait_until_started(endless=False)
+    crowd.wait_until_started(SECONDS, endless=False)
+    started = metric_of_both(client, "tgi_request_count")
     kill(killed)
     body = {"inputs": "import os", "parameters": {"max_new_tokens": 3}}
     statuses = [client.post("/generate", json=body).status_code for _ in range(40)]
-    outcomes = crowd.outcomes(120)
+    outcomes = crowd.outcomes(SECONDS)
     assert len(outcomes) == STREAMS, "some hang"
     assert "torn" not in {outcome.kind for outcome in outcomes}
     failed = [outcome for outcome in outcomes if outcome.kind != "well"]
-    assert len(failed) <= STREAMS // 2 + 8
     assert all("the model server is gone" in outcome.text for outcome in failed)
     assert statuses.count(200) >= 39, statuses
-    poll(lambda: is_gone(orphan), 60, "its model server ends")
-    poll(
-        lambda: len(set(metric(client, "tgi_queue_size")) - before) == 1,
-        HEAL_SECONDS,
-        "another replica serves",
-    )
+    poll(lambda: is_gone(orphan), SECONDS, "its model server ends")
+
+    def replaced() -> bool:
+        now = metric(client, "tgi_queue_size").keys()
+        return len(now) == 2 and len(now - before.keys()) == 1
+
+    poll(replaced, HEAL_SECONDS, "another replica serves")
+    (lost,) = before.keys() - metric_of_both(client, "tgi_queue_size").keys()
+    assert len(failed) <= started[lost] - before[lost], "others fail as well"
 
 
 def test_a_signal_finishes_what_is_in_flight(cluster: ServerProcess, client: httpx.Client) -> None:
@@ -171,17 +217,19 @@ def test_a_signal_finishes_what_is_in_flight(cluster: ServerProcess, client: htt
     begun = threading.Event()
 
     def stream() -> None:
-        with httpx.stream("POST", f"{cluster.url}/generate_stream", json=body, timeout=60) as found:
+        with httpx.stream(
+            "POST", f"{cluster.url}/generate_stream", json=body, timeout=SECONDS
+        ) as found:
             for line in found.iter_lines():
                 begun.set()
                 texts.append(line)
 
     thread = threading.Thread(target=stream)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(SECONDS)
     started = descendants_of(cluster.process.pid)
     cluster.process.terminate()
-    thread.join(60)
+    thread.join(SECONDS)
     assert any('"generated_text":"' in line for line in texts), texts[-3:]
     assert cluster.wait() == 0
-    poll(lambda: all(map(is_gone, started)), 60, "nothing is left")
+    poll(lambda: all(map(is_gone, started)), SECONDS, "nothing is left")

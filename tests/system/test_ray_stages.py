@@ -24,10 +24,12 @@ from tests.tools.server_process import ServerProcess, free_ports, kill, poll
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-START_SECONDS = 240.0
-HEAL_SECONDS = 180.0
+START_SECONDS = 600.0
+HEAL_SECONDS = 400.0
+SECONDS = 300.0
+"""For each answer."""
 PROMPTS = ("def read_json(path):", "import os", "class Tree:")
 FRONT = "ray::ServeReplica:tgi:front"
 
@@ -102,14 +104,15 @@ def staged() -> Iterator[Staged]:
             cluster.wait()
 
 
-def generate(url: str, prompt: str) -> dict[str, Any]:
+def generate(url: str, prompt: str) -> Any:
     body = {"inputs": prompt, "parameters": {"max_new_tokens": 20, "details": True}}
-    answer = httpx.post(f"{url}/generate", json=body, timeout=60)
-    return {"status": answer.status_code, **answer.json()}
+    answer = httpx.post(f"{url}/generate", json=body, timeout=SECONDS)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["generated_text"]
 
 
-def texts(url: str) -> list[str | None]:
-    return [generate(url, prompt).get("generated_text") for prompt in PROMPTS]
+def texts(url: str) -> list[str]:
+    return [generate(url, prompt) for prompt in PROMPTS]
 
 
 def test_stages_on_three_nodes_survive_the_loss_of_one(
@@ -117,9 +120,8 @@ def test_stages_on_three_nodes_survive_the_loss_of_one(
 ) -> None:
     wanted = texts(server.url)
     url = staged.server.url
-    assert None not in wanted
     assert texts(url) == wanted
-    assert httpx.get(f"{url}/server_info", timeout=60).json()["pp_size"] == 3
+    assert httpx.get(f"{url}/server_info", timeout=SECONDS).json()["pp_size"] == 3
     with_stages = [raylet for raylet in staged.raylets if staged.has_stage(raylet)]
     assert len(with_stages) == 2, "and the last stage's node"
     # Of the nodes that are not the head's, one without the front, whose loss would cut the stream.
@@ -127,11 +129,13 @@ def test_stages_on_three_nodes_survive_the_loss_of_one(
     lost.sort(key=lambda raylet: any(FRONT in word for word in staged.processes_on(raylet)))
     has_front = any(FRONT in word for word in staged.processes_on(lost[0]))
     to_kill = (lost[0], *descendants_of(lost[0]))
-    body = {"prompt": PROMPTS[0], "max_tokens": 900, "ignore_eos": True, "stream": True}
+    body = {"prompt": PROMPTS[0], "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    # Hot, so that no text is repeated, which drafts would end within a moment.
+    body["temperature"] = 1.5
     lines: list[str] = []
     with (
         contextlib.suppress(httpx.HTTPError),
-        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as stream,
+        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as stream,
     ):
         for line in filter(None, stream.iter_lines()):
             if not lines:
@@ -145,6 +149,7 @@ def test_stages_on_three_nodes_survive_the_loss_of_one(
 
 
 def healed(url: str) -> bool:
+    body = {"inputs": PROMPTS[0], "parameters": {"max_new_tokens": 1}}
     with contextlib.suppress(httpx.HTTPError):
-        return generate(url, PROMPTS[0])["status"] == 200
+        return httpx.post(f"{url}/generate", json=body, timeout=SECONDS).status_code == 200
     return False

@@ -21,12 +21,18 @@ from tests.tools.server_process import ServerProcess, kill, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 
+SECONDS = 240.0
+"""For whatever is waited for."""
 LENGTH = 4096
 LONG = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 400}}
-ENDLESS = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": LENGTH - 96}}
-"""It has not ended when the test does something to the server."""
+ENDLESS = {
+    "inputs": "def read_json(path):",
+    "parameters": {"max_new_tokens": LENGTH - 96, "do_sample": True, "temperature": 1.5},
+}
+"""It has not ended when the test does something to the server: it is sampled, so that no text is
+repeated, which drafts would end within a moment."""
 FLAGS = ("--dtype", "float32", "--max-batch-size", "8", "--max-restarts", "0")
 
 
@@ -91,7 +97,7 @@ def sharded(start_sharded: Callable[[], Sharded]) -> Sharded:
 def generate(server: ServerProcess, prompt: str, **parameters: Any) -> dict[str, Any]:
     wanted = {"max_new_tokens": 40, "details": True, **parameters}
     body = {"inputs": prompt, "parameters": wanted}
-    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=SECONDS)
     assert answer.status_code == 200, answer.text
     done: dict[str, Any] = answer.json()
     return done
@@ -133,7 +139,7 @@ def test_a_shard_stopped_in_a_stream_ends_it_with_the_cause(sharded: Sharded) ->
     """One that is killed: see test_faults.py."""
     server, processes = sharded.server, sharded.processes
     url = f"{server.url}/generate_stream"
-    with httpx.stream("POST", url, json=ENDLESS, timeout=60) as response:
+    with httpx.stream("POST", url, json=ENDLESS, timeout=SECONDS) as response:
         stream = events(response)
         next(stream)
         os.kill(sharded.other_shard, signal.SIGSTOP)
@@ -149,14 +155,14 @@ def test_a_shard_stopped_in_a_stream_ends_it_with_the_cause(sharded: Sharded) ->
 def test_a_killed_model_server_leaves_no_shard(sharded: Sharded) -> None:
     processes = sharded.processes
     with httpx.stream(
-        "POST", f"{sharded.server.url}/generate_stream", json=ENDLESS, timeout=60
+        "POST", f"{sharded.server.url}/generate_stream", json=ENDLESS, timeout=SECONDS
     ) as response:
         stream = events(response)
         next(stream)
         os.kill(sharded.model_server, signal.SIGKILL)
         assert "error" in list(stream)[-1], "it does not end as if it were complete"
         assert sharded.server.wait() == ExitCode.SHARD_FAILED
-    poll(lambda: all(is_gone(pid) for pid in processes), 60, "the shards end")
+    poll(lambda: all(is_gone(pid) for pid in processes), SECONDS, "the shards end")
     assert errors_in(sharded.server.log) == ["error: the model server was killed by SIGKILL"]
     sharded.assert_nothing_is_left(processes)
 
@@ -165,7 +171,7 @@ def test_sigterm_to_every_process_lets_a_stream_finish(sharded: Sharded) -> None
     """As service managers send it: the shards leave it to the first."""
     processes = sharded.processes
     url = f"{sharded.server.url}/generate_stream"
-    with httpx.stream("POST", url, json=LONG, timeout=60) as response:
+    with httpx.stream("POST", url, json=LONG, timeout=SECONDS) as response:
         stream = events(response)
         next(stream)
         for pid in [sharded.other_shard, sharded.server.process.pid]:

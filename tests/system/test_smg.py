@@ -23,10 +23,10 @@ from tests.tools.server_process import ServerProcess, free_ports, poll, stop
 from tgi_cli import demo
 from tgi_cli.version import __version__
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(INSTALL_SECONDS + 300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(INSTALL_SECONDS + 1500)]
 
 REQUIREMENTS = Path(__file__).with_name("servers") / "smg.txt"
-SECONDS = 120.0
+SECONDS = 300.0
 STREAMS = 8
 NEW_TOKENS = 7000
 """Enough that no stream has ended when the last has begun, however busy the machine is."""
@@ -90,6 +90,12 @@ def registered(gateway: Gateway) -> bool:
     return len(workers) == 2 and all(worker["is_healthy"] for worker in workers)
 
 
+def dropped(gateway: Gateway) -> float:
+    """Requests whose clients have left, of all servers."""
+    name = r'tgi_request_failure\{err="dropped"\}'
+    return sum(metric(server, name) for server in gateway.servers)
+
+
 def metric(server: ServerProcess, name: str) -> float:
     lines = httpx.get(f"{server.url}/metrics", timeout=SECONDS).text
     found = re.search(rf"^{name} (\S+)$", lines, re.MULTILINE)
@@ -104,6 +110,7 @@ def test_servers_are_recognised(gateway: Gateway, client: httpx.Client) -> None:
         assert [model["context_length"] for model in worker["models"]] == [LIMIT]
         assert worker["labels"]["version"] == __version__
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [demo.MODEL_ID]
+    poll(lambda: "SECURITY POSTURE" in gateway.log.read_text(), SECONDS, "its log is written")
     warnings = [line for line in gateway.log.read_text().splitlines() if "WARN" in line]
     assert len(warnings) == 1, warnings
     assert "SECURITY POSTURE" in warnings[0], "SMG itself has no key"
@@ -142,11 +149,14 @@ def test_each_prefix_stays_at_one_server(gateway: Gateway, client: httpx.Client)
 
 
 def test_a_client_that_leaves_ends_its_request(gateway: Gateway, client: httpx.Client) -> None:
-    body = {"model": demo.MODEL_ID, "prompt": "def f():", "max_tokens": 1500, "ignore_eos": True}
+    body = {"model": demo.MODEL_ID, "prompt": "def f():", "max_tokens": NEW_TOKENS}
+    options = {"ignore_eos": True, "stream": True}
+    before = dropped(gateway)
     for _ in range(4):
-        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        with client.stream("POST", "/v1/completions", json=body | options) as answer:
             next(answer.iter_lines())
     poll(lambda: not any(running(gateway)), SECONDS, "both are idle")
+    assert dropped(gateway) > before, "they have run to their ends"
 
 
 def running(gateway: Gateway) -> list[float]:

@@ -20,11 +20,11 @@ import pytest
 from PIL import Image
 
 from tests.parity.families import make_checkpoint
-from tests.parity.sight_cases import SIGHT_CASES
 from tests.parity.test_image_prompts import checkpoint
+from tests.parity.vision_cases import VISION_CASES
 from tests.system.conftest import StartServer
 from tests.tools.image_models import write_image_model
-from tests.tools.seeing_model import make_seeing_model
+from tests.tools.vision_model import make_vision_model
 
 pytestmark = pytest.mark.system
 
@@ -111,7 +111,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def idefics(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    model = make_seeing_model(tmp_path_factory.mktemp("idefics"))
+    model = make_vision_model(tmp_path_factory.mktemp("idefics"))
     limits = ("--max-total-tokens", "512", "--max-input-tokens", "480")
     server = start_server("--model-id", str(model), *limits)
     server.wait_ready()
@@ -120,7 +120,7 @@ def idefics(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory)
 
 def family(name: str, kind: str, folder: Path, **preprocessor: Any) -> Path:
     """A complete checkpoint of a miniature, with a vocabulary that holds the tokens of images."""
-    case = SIGHT_CASES[name].case
+    case = VISION_CASES[name].case
     size = {"vocab_size": 320}
     whole = size if "vocab_size" in case.values else {}
     text = {**case.values["text_config"], **size}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,35 @@ from tests.tools.server_process import ServerProcess, poll
 BROWSER = find_browser()
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(
         BROWSER is None, reason="no Chromium: install it (Debian: chromium) or set TGI_TEST_BROWSER"
     ),
 ]
+SECONDS = TIMEOUT_MS / 1000
 CHAT = "**/v1/chat/completions"
+STOP_AFTER_200_CHARACTERS = """stop => {
+  const watch = new MutationObserver(() => {
+    const text = [...document.querySelectorAll(".answer .markdown")].at(-1)?.textContent ?? "";
+    if (stop.hidden || text.length < 200) return;
+    watch.disconnect();
+    stop.click();
+  });
+  watch.observe(document.body, { childList: true, characterData: true, subtree: true });
+}"""
+STORED_CONVERSATIONS = """() => new Promise((resolve, reject) => {
+  const opening = indexedDB.open("tgi");
+  opening.onerror = () => reject(opening.error);
+  opening.onsuccess = () => {
+    const database = opening.result;
+    const reading = database.transaction("conversations").objectStore("conversations").getAll();
+    reading.onerror = () => reject(reading.error);
+    reading.onsuccess = () => {
+      database.close();
+      resolve(reading.result);
+    };
+  };
+})"""
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154"
     "789c63f8cfc000000301010018dd8db00000000049454e44ae426082"
@@ -122,15 +147,23 @@ def test_answers_stream_stop_and_are_regenerated(page: Page, server: ServerProce
         body = json.loads(route.request.post_data or "") | long
         route.continue_(post_data=json.dumps(body))
 
+    def metric(name: str) -> float:
+        text = httpx.get(f"{server.url}/metrics", timeout=SECONDS).text
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found is not None, text
+        return float(found[1])
+
+    dropped = 'tgi_request_failure{err="dropped"}'
+    before = metric(dropped)
     page.route(CHAT, prolong)
+    # Within the page: a click from here may come when the answer is complete.
+    stop = page.get_by_role("button", name="Stop", exact=True, include_hidden=True)
+    stop.evaluate(STOP_AFTER_200_CHARACTERS)
     send(page, "Tell me a very long story.")
-    expect(page.locator(".answer .markdown").last).not_to_be_empty()
-    page.get_by_role("button", name="Stop").click()
     stopped = complete(page)
     expect(page.locator(".answer .stats")).to_contain_text("stopped")
-    metrics = f"{server.url}/metrics"
-    idle = "tgi_batch_current_size 0"
-    poll(lambda: idle in httpx.get(metrics, timeout=60).text, 60, "the request ends")
+    poll(lambda: metric("tgi_batch_current_size") == 0, SECONDS, "the request ends")
+    assert metric(dropped) > before, "it has run to its end"
     page.unroute(CHAT)
     set_limit(page, 8)
     page.get_by_role("button", name="Regenerate").click()
@@ -172,6 +205,7 @@ def test_tokens_show_alternatives_on_hover_and_by_keys(page: Page) -> None:
     text = complete(page)
     page.get_by_role("button", name="Tokens").click()
     tokens = page.locator(".token")
+    expect(tokens.first).to_be_visible()
     assert "".join(tokens.all_inner_texts()).strip()
     card = page.get_by_role("tooltip")
     tokens.nth(1).hover()
@@ -233,10 +267,17 @@ def test_settings_reach_the_request(page: Page) -> None:
     }
 
 
+def finished(page: Page) -> bool:
+    """Whether the first conversation is stored with a complete answer."""
+    conversations = page.evaluate(STORED_CONVERSATIONS)
+    return bool(conversations and conversations[0]["messages"][-1]["versions"][-1]["finish"])
+
+
 def test_conversations_and_theme_survive_a_reload(page: Page, tmp_path: Path) -> None:
     set_limit(page, 6)
     send(page, "Remember me")
     text = complete(page)
+    poll(lambda: finished(page), SECONDS, "the answer is stored")
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
     for _ in range(2):  # system, light, dark
@@ -361,12 +402,12 @@ def test_images_are_sent_to_models_that_see(page: Page) -> None:
     expect(page.get_by_role("button", name="Add images")).to_be_hidden()
     page.route(CHAT, scripted(chunk(content="A dot.")))
 
-    def seeing(route: Route) -> None:
+    def add_images(route: Route) -> None:
         models = route.fetch().json()
         models["data"][0]["architecture"]["input_modalities"].append("image")
         route.fulfill(json=models)
 
-    page.route("**/v1/models", seeing)
+    page.route("**/v1/models", add_images)
     page.reload()
     expect(page.get_by_role("button", name="Add images")).to_be_visible()
     picture = {"name": "dot.png", "mimeType": "image/png", "buffer": PNG}

@@ -11,7 +11,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
-TIMEOUT_MS = 60_000.0
+TIMEOUT_MS = 240_000.0
 """For any condition that is waited for: the machine may be busy."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FAILED = "Failed to load resource"
@@ -31,7 +31,9 @@ def launched(program: str) -> Iterator[Browser]:
     sandbox = [] if os.geteuid() else ["--no-sandbox"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=program, args=[*sandbox, "--disable-dev-shm-usage"]
+            executable_path=program,
+            args=[*sandbox, "--disable-dev-shm-usage"],
+            timeout=TIMEOUT_MS,
         )
         yield browser
         browser.close()

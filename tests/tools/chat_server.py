@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -155,8 +154,3 @@ class ChatServer:
 
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
-
-
-def pause(seconds: float) -> Callable[[], None]:
-    """A pause before the last event of a stream."""
-    return lambda: time.sleep(seconds)

@@ -61,7 +61,7 @@ class ImagePrompt:
         rows = torch.cat([image.rows for image in images])
         return cls(ids, spans, ImageFeatures(rows, tuple(torch.cat(each) for each in levels)))
 
-    def seeing_itself(self, whole: bool) -> ImagePrompt:
+    def bidirectional(self, whole: bool) -> ImagePrompt:
         """With tokens of an image, or with ``whole`` of the prompt, that attend to each other."""
         until = torch.full((len(self.ids),), -1, dtype=torch.int32)
         for start, end in [(0, len(self.ids))] if whole else self.spans:

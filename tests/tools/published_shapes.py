@@ -151,7 +151,7 @@ def _smolvlm(**decoder: int) -> Shape:
     return Shape("Idefics3Config", values, model="AutoModelForImageTextToText")
 
 
-PUBLISHED_SEEING = {
+PUBLISHED_VISION = {
     "smolvlm-256m": _smolvlm(
         hidden_size=576,
         intermediate_size=1536,
@@ -201,7 +201,7 @@ PUBLISHED_SEEING = {
 
 def write_published(name: str, path: Path, seed: int = 0) -> Path:
     """Write a checkpoint of that shape into ``path`` and return it."""
-    shape = (PUBLISHED | PUBLISHED_SEEING)[name]
+    shape = (PUBLISHED | PUBLISHED_VISION)[name]
     config = getattr(transformers, shape.config)(**shape.values, bos_token_id=1, eos_token_id=2)
     with torch.device("meta"):
         kind = getattr(transformers, shape.model)
@@ -238,7 +238,7 @@ def _fill(name: str, weight: Tensor, generator: torch.Generator) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(PUBLISHED | PUBLISHED_SEEING))
+    parser.add_argument("name", choices=sorted(PUBLISHED | PUBLISHED_VISION))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -20,6 +20,9 @@ READY = re.compile(r'ready: (\S+) on (https?://[^\s"]+)')
 START_SECONDS = 240.0
 STOP_SECONDS = 120.0
 
+_POLL_SECONDS = 0.02
+_STALL_SECONDS = 1.0
+"""A pause that lasts longer was not slept by choice."""
 _SETTINGS = ("MODEL_ID", "PORT", "HOSTNAME", "JSON_OUTPUT", "LOG_LEVEL")
 """Variables that a process under test does not inherit."""
 
@@ -102,11 +105,16 @@ class ServerProcess:
 
 
 def poll(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait for a condition; fail with ``what`` after ``seconds``."""
+    """Wait for a condition; fail with ``what`` after ``seconds``.
+
+    Time in which this process is stopped, or gets no processor, is not counted.
+    """
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"{what} within {seconds:g} s"
-        time.sleep(0.02)
+        before = time.monotonic()
+        assert before < end, f"{what} within {seconds:g} s"
+        time.sleep(_POLL_SECONDS)
+        end += max(0.0, time.monotonic() - before - _STALL_SECONDS)
 
 
 def kill(pid: int) -> None:

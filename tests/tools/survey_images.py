@@ -9,7 +9,7 @@ prompts with these images, fed in chunks. It prints a line per class, and the co
     unmade    no miniature could be made, or transformers cannot run it
     WRONG     it runs, and computes something else: a mistake here
 
-Those that take images are the miniatures of the parity tests (:mod:`tests.parity.sight`).
+Those that take images are the miniatures of the parity tests (:mod:`tests.parity.vision`).
 ``--try`` makes miniatures of all classes as if they took images, to find those that could: name a
 few, it is slow.
 """
@@ -34,8 +34,8 @@ import transformers
 from torch import Tensor
 
 from tests.parity.families import TOLERANCE, make_checkpoint, random_ids
-from tests.parity.sight import check_sight
-from tests.parity.sight_cases import SIGHT_CASES
+from tests.parity.vision import check_vision
+from tests.parity.vision_cases import VISION_CASES
 from tests.tools.image_prompts import ImagePrompt
 from tests.tools.paged_run import PagedRun, load
 from tests.tools.survey import SECONDS, Late, alarm, classes_of, configurations
@@ -110,8 +110,8 @@ def _known(name: str, folder: Path) -> tuple[str, str]:
     """The outcome of a class, by the miniature of the parity tests if it takes images."""
     if name not in image_support.IMAGE_ARCHITECTURES:
         return "refused", image_refusal(name, {})
-    case = next(each for each in SIGHT_CASES.values() if each.case.model == name)
-    result = check_sight(case, make_checkpoint(case.case, folder))
+    case = next(each for each in VISION_CASES.values() if each.case.model == name)
+    result = check_vision(case, make_checkpoint(case.case, folder))
     differences = (result.max_feature_difference, result.max_logit_difference)
     fine = max(differences) < TOLERANCE and result.identical == result.compared
     return (

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pyte
 
-_SECONDS = 120.0
+_SECONDS = 240.0
 
 
 class _Screen(pyte.HistoryScreen):  # type: ignore[misc]
@@ -129,11 +129,13 @@ class Terminal:
         """Wait until a text is on the screen, or a condition holds; return the screen."""
         end = time.monotonic() + seconds
         while True:
+            ended = self.process.poll() is not None  # asked first: then all that it wrote is read
             screen = "\n".join(self.shown())
             if (condition in screen) if isinstance(condition, str) else condition(screen):
                 return screen
             assert time.monotonic() < end, f"{condition!r} is not on the screen:\n{screen}"
-            assert self._read(0.1) or self.process.poll() is None, f"it has ended:\n{screen}"
+            assert not ended, f"it has ended:\n{screen}"
+            self._read(0.1)
 
     def wait(self) -> int:
         """Wait for the end of the command; return its exit code."""

@@ -23,7 +23,7 @@ from tgi_cli.models import load_model, read_config
 
 T = TypeVar("T")
 
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 class _Done:

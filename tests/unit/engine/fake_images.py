@@ -35,7 +35,7 @@ def features(pixels: bytes, rows: int) -> list[int]:
     return [_number(pixels + bytes([rows, row])) for row in range(rows)]
 
 
-def seeing(
+def image_request(
     request_id: int, prompt: Sequence[int], new: int, *images: ImageInput, **more: Any
 ) -> GenerationRequest:
     """A request whose prompt has images at some of its positions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.engine.fake_images import image, seeing, seen
+from tests.unit.engine.fake_images import image, image_request, seen
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_external_steps import engine, fault_of
 from tests.unit.engine.test_image_encoding import answer, bounds
@@ -27,7 +27,7 @@ def test_a_call_encodes_the_images_of_its_prompts(depth: int, bidirectional: boo
     """A layer costs 9 of the 16 tokens of a step: an image takes several steps."""
     config = bounds(row_cost=4.0)
     images = [image(pixels, (3, 9), bidirectional=bidirectional) for pixels in (b"cat", b"dog")]
-    sent = [seeing(i, TEXT[:20], 5, images[i % 2]) for i in range(3)]
+    sent = [image_request(i, TEXT[:20], 5, images[i % 2]) for i in range(3)]
     worker = sees(config, *sent)
     with engine(config, depth, worker) as (caller, client):
         caller.advance(*sent)
@@ -40,7 +40,7 @@ def test_a_call_encodes_the_images_of_its_prompts(depth: int, bidirectional: boo
 @DEPTHS
 def test_a_prompt_is_computed_in_calls_that_end_within_an_image(depth: int) -> None:
     config = bounds(row_cost=0.1)
-    sent = seeing(1, TEXT[:30], 4, image(b"cat", (3, 20)))
+    sent = image_request(1, TEXT[:30], 4, image(b"cat", (3, 20)))
     with engine(config, depth, sees(config, sent)) as (caller, _):
         caller.advance(sent, new_targets=(10,))
         assert caller.pending == {1: 20}
@@ -52,7 +52,7 @@ def test_a_prompt_is_computed_in_calls_that_end_within_an_image(depth: int) -> N
 
 def test_a_call_that_would_end_within_a_whole_span_ends_behind_it() -> None:
     config = bounds(row_cost=0.1)
-    sent = seeing(1, TEXT[:30], 4, image(b"cat", (3, 12), bidirectional=True))
+    sent = image_request(1, TEXT[:30], 4, image(b"cat", (3, 12), bidirectional=True))
     with engine(config, 0, sees(config, sent)) as (caller, _):
         caller.advance(sent, new_targets=(10,))
         assert caller.pending == {1: 15}
@@ -64,8 +64,8 @@ def test_a_call_that_would_end_within_a_whole_span_ends_behind_it() -> None:
 def test_a_paused_sequence_holds_no_room_that_others_need(depth: int) -> None:
     """There is room for one image: a call that ended within one does not keep it."""
     config = bounds(row_cost=0.1, cache_rows=12)
-    driven = seeing(1, TEXT[:30], 4, image(b"cat", (3, 12)))
-    own = seeing(2, TEXT[:30], 4, image(b"dog", (3, 12)))
+    driven = image_request(1, TEXT[:30], 4, image(b"cat", (3, 12)))
+    own = image_request(2, TEXT[:30], 4, image(b"dog", (3, 12)))
     with engine(config, depth, sees(config, driven, own)) as (caller, client):
         caller.advance(driven, new_targets=(10,))
         client.core.inbox.put(own)
@@ -79,8 +79,12 @@ def test_a_paused_sequence_holds_no_room_that_others_need(depth: int) -> None:
 @DEPTHS
 def test_both_schedulers_share_the_encoder_and_what_it_gave(depth: int) -> None:
     config = bounds(row_cost=6.0, cache_rows=12)
-    driven = [seeing(i, [i, *TEXT[:20]], 4, image(bytes([i % 2]), (3, 12))) for i in range(3)]
-    own = [seeing(i, [i, *TEXT[:20]], 4, image(bytes([i % 2]), (3, 12))) for i in range(10, 13)]
+    driven = [
+        image_request(i, [i, *TEXT[:20]], 4, image(bytes([i % 2]), (3, 12))) for i in range(3)
+    ]
+    own = [
+        image_request(i, [i, *TEXT[:20]], 4, image(bytes([i % 2]), (3, 12))) for i in range(10, 13)
+    ]
     with engine(config, depth, sees(config, *driven, *own)) as (caller, client):
         for each in own:
             client.core.inbox.put(each)
@@ -96,8 +100,8 @@ def test_both_schedulers_share_the_encoder_and_what_it_gave(depth: int) -> None:
 @DEPTHS
 def test_an_image_that_cannot_be_encoded_ends_its_sequence_alone(depth: int) -> None:
     config = bounds(row_cost=0.1)
-    bad = seeing(1, TEXT[:20], 4, image(b"bad", (3, 9)))
-    good = seeing(2, TEXT[:20], 4, image(b"cat", (3, 9)))
+    bad = image_request(1, TEXT[:20], 4, image(b"bad", (3, 9)))
+    good = image_request(2, TEXT[:20], 4, image(b"cat", (3, 9)))
     worker = sees(config, bad, good)
     worker.unreadable = {b"bad"}
     with engine(config, depth, worker) as (caller, _):
@@ -110,6 +114,6 @@ def test_an_image_that_cannot_be_encoded_ends_its_sequence_alone(depth: int) -> 
 def test_images_of_a_model_that_takes_none_are_refused() -> None:
     config = bounds(encoder=None)
     with engine(config) as (caller, _):
-        error = fault_of(caller.send(seeing(1, TEXT[:20], 4, image(b"cat", (3, 9)))))
+        error = fault_of(caller.send(image_request(1, TEXT[:20], 4, image(b"cat", (3, 9)))))
     assert error.fault is AdvanceFault.INVALID
     assert "takes no images" in error.cause

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.engine.fake_images import image, seeing
+from tests.unit.engine.fake_images import image, image_request
 from tests.unit.engine.test_image_encoding import answer
 from tests.unit.engine.test_scheduler import Harness, limits, request
 from tgi_cli.config import EncoderLimits
@@ -95,7 +95,7 @@ def gaps(photos: int, seed: int) -> tuple[list[float], list[float]]:
     alone, found.gaps = found.gaps[20:], []
     for number in range(photos):
         photo = image(bytes([number]), (4, ROWS))
-        found.add(sent := seeing(number, range(200, 210 + ROWS), 1, photo))
+        found.add(sent := image_request(number, range(200, 210 + ROWS), 1, photo))
         while number not in found.finished:
             found.one()
         assert found.tokens[number] == answer(sent)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.engine.fake_images import image, seeing
+from tests.unit.engine.fake_images import image, image_request
 from tests.unit.engine.test_image_encoding import TEXT, answer, encoded, encodes, run
 from tests.unit.engine.test_scheduler import Harness, limits, request
 from tgi_cli.config import EncoderLimits
@@ -63,7 +63,7 @@ def beside_a_stream(found: Harness, *sent: Any) -> list[Step]:
 def test_slices_beside_a_stream_are_nearly_as_long_as_its_decode() -> None:
     """A layer costs 2.5 tokens: two of them are five."""
     found = harness(interrupts=False, layers=16)
-    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
+    steps = beside_a_stream(found, image_request(1, TEXT[:20], 2, image(b"cat", (0, 10))))
     assert [encodes(step) for step in steps if step.encodes] == [
         *[[(0, 2, False)]] * 7,
         [(0, 2, True)],
@@ -76,7 +76,7 @@ def test_where_a_run_can_be_interrupted_time_bounds_its_slices() -> None:
     """A layer takes 0.1 s, two slices: the first one is beside no token of the prompt."""
     found = harness(interrupts=True)
     found.worker.layer_seconds = 0.1
-    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
+    steps = beside_a_stream(found, image_request(1, TEXT[:20], 2, image(b"cat", (0, 10))))
     slices = [part for step in steps for part in step.encodes]
     assert [(part.layers, part.last, part.seconds) for part in slices] == [
         *[(0, False, IMAGES)] * 8,
@@ -90,10 +90,10 @@ def test_where_a_run_can_be_interrupted_time_bounds_its_slices() -> None:
 
 def test_text_before_an_image_takes_its_part_of_the_time() -> None:
     found = harness(interrupts=True)
-    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, CAT))
+    steps = beside_a_stream(found, image_request(1, TEXT[:20], 2, CAT))
     assert [step.num_prefill_tokens for step in steps[:3]] == [3, 3, 0]
     found = harness(interrupts=True)
-    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (4, 10))))
+    steps = beside_a_stream(found, image_request(1, TEXT[:20], 2, image(b"cat", (4, 10))))
     assert [step.num_prefill_tokens for step in steps[:2]] == [3, 1]
     assert steps[1].encodes[0].seconds == pytest.approx(DECODE * SHARE * 2 / 3)
 
@@ -101,7 +101,7 @@ def test_text_before_an_image_takes_its_part_of_the_time() -> None:
 def test_prompts_without_images_have_the_whole_budget() -> None:
     found = harness(interrupts=True)
     text = request(2, range(300, 340), 2)
-    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))), text)
+    steps = beside_a_stream(found, image_request(1, TEXT[:20], 2, image(b"cat", (0, 10))), text)
     assert [step.counts for step in steps[:2]] == [[1, 12], [1, 12]], "and three are the image's"
     assert all(step.encodes for step in steps[:2])
 
@@ -111,7 +111,9 @@ def test_slices_know_what_the_tokens_of_their_step_are_expected_to_take() -> Non
     found = harness(interrupts=True)
     found.worker.layer_seconds = 0.2
     steps = beside_a_stream(
-        found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))), request(2, range(300, 340), 2)
+        found,
+        image_request(1, TEXT[:20], 2, image(b"cat", (0, 10))),
+        request(2, range(300, 340), 2),
     )
     slices = [(step, part) for step in steps for part in step.encodes if not part.last]
     assert {step.num_prefill_tokens > 0 for step, _ in slices} == {True, False}
@@ -122,7 +124,7 @@ def test_slices_know_what_the_tokens_of_their_step_are_expected_to_take() -> Non
 
 def test_without_streams_slices_fill_the_budget() -> None:
     found = harness(interrupts=True, layers=16)
-    steps = run(found, seeing(1, TEXT[:20], 2, CAT))
+    steps = run(found, image_request(1, TEXT[:20], 2, CAT))
     assert [encodes(step) for step in steps if step.encodes] == [
         [(0, 4, False)],
         [(0, 6, False)],
@@ -133,7 +135,7 @@ def test_without_streams_slices_fill_the_budget() -> None:
 
 def test_a_text_does_not_wait_until_an_image_is_encoded() -> None:
     found = harness(interrupts=True, layers=16)
-    found.add(seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
+    found.add(image_request(1, TEXT[:20], 2, image(b"cat", (0, 10))))
     found.step()
     found.add(request(2, range(300, 304), 1))
     while 2 not in found.finished:
@@ -149,7 +151,7 @@ def test_when_the_stream_ends_the_rest_of_the_image_is_run_at_once(tokens: int) 
     found.worker.layer_seconds = 0.1
     found.add(request(100, [1, 2], tokens))
     found.step()
-    sent = seeing(1, TEXT[:20], 2, image(b"cat", (0, 10)))
+    sent = image_request(1, TEXT[:20], 2, image(b"cat", (0, 10)))
     found.add(sent)
     found.run()
     assert found.tokens[1] == answer(sent)
@@ -164,7 +166,7 @@ def test_when_the_stream_ends_the_rest_of_the_image_is_run_at_once(tokens: int) 
 def test_several_images_take_turns_in_one_step_after_the_other() -> None:
     found = harness(interrupts=True)
     found.worker.layer_seconds = 0.05
-    sent = [seeing(i, TEXT[:20], 2, image(bytes([i]), (0, 10))) for i in (1, 2)]
+    sent = [image_request(i, TEXT[:20], 2, image(bytes([i]), (0, 10))) for i in (1, 2)]
     steps = beside_a_stream(found, *sent)
     assert all(sum(part.seconds is not None for part in step.encodes) <= 1 for step in steps)
     keys = [part.key for step in steps for part in step.encodes]
@@ -176,7 +178,7 @@ def test_what_must_not_be_parted_is_computed_beside_a_stream_as_well() -> None:
     found = harness(interrupts=True)
     found.worker.layer_seconds = 0.01
     cat = image(b"cat", (3, 12), bidirectional=True)
-    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, cat))
+    steps = beside_a_stream(found, image_request(1, TEXT[:20], 2, cat))
     assert 12 in [step.num_prefill_tokens for step in steps]
 
 
@@ -184,8 +186,8 @@ def test_an_image_that_cannot_be_encoded_ends_its_request_alone() -> None:
     found = harness(interrupts=True)
     found.worker.layer_seconds = 0.1
     found.worker.unreadable = {b"bad"}
-    bad = seeing(1, TEXT[:20], 2, image(b"bad", (0, 10)))
-    beside_a_stream(found, bad, seeing(2, TEXT[:20], 2, image(b"cat", (0, 10))))
+    bad = image_request(1, TEXT[:20], 2, image(b"bad", (0, 10)))
+    beside_a_stream(found, bad, image_request(2, TEXT[:20], 2, image(b"cat", (0, 10))))
     assert found.finished[1].error == "the image is unreadable"
 
 
@@ -195,11 +197,11 @@ def test_an_image_that_is_given_up_makes_room() -> None:
     found.worker.layer_seconds = 9.0
     found.add(request(100, [1, 2], 200))
     found.step()
-    found.add(seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
+    found.add(image_request(1, TEXT[:20], 2, image(b"cat", (0, 10))))
     found.step()
     assert found.batch.cancel(1) is not None
     found.worker.layer_seconds = 0.01
-    found.add(sent := seeing(2, TEXT[:20], 2, image(b"dog", (0, 10))))
+    found.add(sent := image_request(2, TEXT[:20], 2, image(b"dog", (0, 10))))
     while 2 not in found.finished:
         found.step()
     assert found.tokens[2] == answer(sent)

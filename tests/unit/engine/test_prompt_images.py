@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.engine.fake_images import IMAGE_ID, image, seeing
+from tests.unit.engine.fake_images import IMAGE_ID, image, image_request
 from tests.unit.engine.test_scheduler import limits
 from tests.unit.engine.test_thinking import info
 from tgi_cli.config import EncoderLimits
@@ -39,19 +39,19 @@ TEXT = list(range(100, 132))
 
 def test_a_block_depends_on_the_images_that_it_touches_and_on_those_before() -> None:
     cat, dog = image(b"cat", (9, 6)), image(b"dog", (9, 6))
-    assert common(seeing(1, TEXT, 1, cat), seeing(2, TEXT, 1, cat)) == 8
-    assert common(seeing(1, TEXT, 1, cat), seeing(2, TEXT, 1, dog)) == 2
+    assert common(image_request(1, TEXT, 1, cat), image_request(2, TEXT, 1, cat)) == 8
+    assert common(image_request(1, TEXT, 1, cat), image_request(2, TEXT, 1, dog)) == 2
 
 
 def test_text_with_the_ids_of_an_image_shares_no_block_with_the_image() -> None:
-    sent = seeing(1, TEXT, 1, image(b"cat", (8, 4)))
+    sent = image_request(1, TEXT, 1, image(b"cat", (8, 4)))
     assert common(sent, replace(sent, request_id=2, images=())) == 2
 
 
 def test_a_block_depends_on_which_rows_of_an_image_it_has() -> None:
-    first = PromptImages(seeing(1, TEXT, 1, image(b"cat", (4, 8))))
-    later = PromptImages(seeing(1, TEXT, 1, image(b"cat", (8, 8))))
-    parted = PromptImages(seeing(1, TEXT, 1, image(b"cat", (4, 3), (8, 5))))
+    first = PromptImages(image_request(1, TEXT, 1, image(b"cat", (4, 8))))
+    later = PromptImages(image_request(1, TEXT, 1, image(b"cat", (8, 8))))
+    parted = PromptImages(image_request(1, TEXT, 1, image(b"cat", (4, 3), (8, 5))))
     assert len({each.content(8, 12) for each in (first, later, parted)}) == 3
     assert first.content(0, 4) == first.content(12, 16) == b""
 
@@ -62,26 +62,31 @@ def test_a_block_depends_on_which_rows_of_an_image_it_has() -> None:
 )
 def test_a_block_depends_on_all_that_tells_an_image_from_another(changes: dict[str, Any]) -> None:
     cat = image(b"cat", (9, 6))
-    assert common(seeing(1, TEXT, 1, cat), seeing(2, TEXT, 1, replace(cat, **changes))) == 2
+    assert (
+        common(image_request(1, TEXT, 1, cat), image_request(2, TEXT, 1, replace(cat, **changes)))
+        == 2
+    )
 
 
 def test_the_first_block_of_an_image_cannot_be_posed_by_a_salt() -> None:
     cat = image(b"cat", (0, 4))
-    sent = seeing(1, TEXT, 1, cat, cache_salt=b"one")
-    assert common(sent, seeing(2, TEXT, 1, cat, cache_salt=b"two")) == 0
+    sent = image_request(1, TEXT, 1, cat, cache_salt=b"one")
+    assert common(sent, image_request(2, TEXT, 1, cat, cache_salt=b"two")) == 0
 
 
 def test_a_whole_prompt_shares_its_blocks_with_equal_prompts_alone() -> None:
     cat = image(b"cat", (0, 6))
-    sent = seeing(1, TEXT, 1, cat)
-    assert common(sent, seeing(2, TEXT, 1, cat), whole=True) == 8
-    assert common(sent, seeing(2, [*TEXT[:-1], 7], 1, cat), whole=True) == 0
-    assert common(sent, seeing(2, TEXT, 1, image(b"dog", (0, 6))), whole=True) == 0
+    sent = image_request(1, TEXT, 1, cat)
+    assert common(sent, image_request(2, TEXT, 1, cat), whole=True) == 8
+    assert common(sent, image_request(2, [*TEXT[:-1], 7], 1, cat), whole=True) == 0
+    assert common(sent, image_request(2, TEXT, 1, image(b"dog", (0, 6))), whole=True) == 0
 
 
 def test_a_chunk_ends_before_what_must_not_be_parted_or_behind_it() -> None:
     images = PromptImages(
-        seeing(1, TEXT, 1, image(b"cat", (4, 6), (12, 6), bidirectional=True), image(b"x", (20, 4)))
+        image_request(
+            1, TEXT, 1, image(b"cat", (4, 6), (12, 6), bidirectional=True), image(b"x", (20, 4))
+        )
     )
     assert images.longest_whole == 6
     assert [images.fit(0, end, 0) for end in (3, 4, 5, 9, 10, 11)] == [3, 4, 4, 4, 10, 11]
@@ -94,7 +99,9 @@ def test_a_chunk_ends_before_what_must_not_be_parted_or_behind_it() -> None:
 
 
 def test_parts_of_spans_know_their_rows() -> None:
-    images = PromptImages(seeing(1, TEXT, 1, image(b"a", (2, 3), (6, 4)), image(b"b", (12, 2))))
+    images = PromptImages(
+        image_request(1, TEXT, 1, image(b"a", (2, 3), (6, 4)), image(b"b", (12, 2)))
+    )
     assert [tuple(span) for span in images.spans_between(0, 32)] == [
         (2, 5, 0, 0),
         (6, 10, 0, 3),
@@ -107,7 +114,7 @@ def test_parts_of_spans_know_their_rows() -> None:
 
 
 def test_drafts_end_before_a_token_that_stands_for_an_image() -> None:
-    images = PromptImages(seeing(1, TEXT, 1, image(b"a", (2, 3))))
+    images = PromptImages(image_request(1, TEXT, 1, image(b"a", (2, 3))))
     assert images.drafts([4, 5, IMAGE_ID, 6]) == [4, 5]
     assert images.drafts([4, 5]) == [4, 5]
 
@@ -133,7 +140,7 @@ CAT = image(b"cat", (4, 6))
 def test_images_that_do_not_fit_the_prompt_are_refused(
     images: tuple[ImageInput, ...], problem: str
 ) -> None:
-    sent = replace(seeing(1, TEXT, 1), images=images)
+    sent = replace(image_request(1, TEXT, 1), images=images)
     with pytest.raises(ValueError, match=problem):
         validate_images(sent)
     with pytest.raises(ValueError, match=problem):
@@ -166,11 +173,11 @@ def test_images_that_can_never_be_computed_are_refused(
     changes: dict[str, Any], images: tuple[ImageInput, ...], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
-        validate_for_engine(seeing(1, TEXT, 1, *images), limits(**changes))
+        validate_for_engine(image_request(1, TEXT, 1, *images), limits(**changes))
 
 
 def test_ids_behind_the_vocabulary_may_stand_for_images_alone() -> None:
-    sent = seeing(1, TEXT, 1, CAT, image(b"dog", (20, 2), (23, 2)))
+    sent = image_request(1, TEXT, 1, CAT, image(b"dog", (20, 2), (23, 2)))
     validate_request(sent, info())
     ids = list(sent.prompt_ids)
     ids[11] = IMAGE_ID

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from tests.unit.engine.fake_blocks import FakeBlockStore
 from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
-from tests.unit.engine.fake_images import image, seeing, seen
+from tests.unit.engine.fake_images import image, image_request, seen
 from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
 from tests.unit.engine.fake_thinking import budget, budgeted
 from tests.unit.engine.fake_worker import FakeWorker, continuation
@@ -225,7 +225,7 @@ class Engine(RuleBasedStateMachine):
     ) -> None:
         request_id, new = len(self.expected), min(new, MOST - len(prompt))
         whole = self.scheduler.config.whole_prompts
-        shown = seen(seeing(request_id, prompt, new, *images), whole)
+        shown = seen(image_request(request_id, prompt, new, *images), whole)
         self.worker.seen[request_id] = shown
         grammar, thinking = more.get("grammar"), more.get("thinking")
         adapter_id = more["adapter_id"]
@@ -241,7 +241,7 @@ class Engine(RuleBasedStateMachine):
         answer = self.expected[request_id]
         prediction = tuple(t + (i % 3 == request_id % 5) for i, t in enumerate(answer))
         more |= {"stop_token_ids": stops, "prediction": prediction}
-        sent = seeing(request_id, prompt, new, *images, **more)
+        sent = image_request(request_id, prompt, new, *images, **more)
         assert self.scheduler.add(sent) is None
         self.prompts[request_id] = prompt
         self.images[request_id] = images

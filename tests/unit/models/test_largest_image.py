@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from tests.parity.families import make_checkpoint
-from tests.parity.sight_cases import SIGHT_CASES
+from tests.parity.vision_cases import VISION_CASES
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models.image_support import IMAGE_ARCHITECTURES
 
-NAMES = [name for name, case in SIGHT_CASES.items() if case.case.model in IMAGE_ARCHITECTURES]
+NAMES = [name for name, case in VISION_CASES.items() if case.case.model in IMAGE_ARCHITECTURES]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_of_any_size_is_encoded(name: str, tmp_path: Path) -> None:
-    path = make_checkpoint(SIGHT_CASES[name].case, tmp_path / "model")
+    path = make_checkpoint(VISION_CASES[name].case, tmp_path / "model")
     tower = load_model(read_config(path), torch.float32, torch.device("cpu")).vision
     assert tower is not None
     rows = {}

@@ -18,7 +18,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 
 from tests.parity.families import make_checkpoint
-from tests.parity.sight_cases import SIGHT_CASES
+from tests.parity.vision_cases import VISION_CASES
 from tests.tools.paged_run import CPU
 from tgi_cli.layers import Build
 from tgi_cli.models import load_model, read_config
@@ -101,7 +101,7 @@ def test_activations_are_told_apart() -> None:
 
 
 def test_a_gated_block_becomes_two_products(tmp_path: Path) -> None:
-    folder = make_checkpoint(SIGHT_CASES["Qwen2.5-VL"].case, tmp_path)
+    folder = make_checkpoint(VISION_CASES["Qwen2.5-VL"].case, tmp_path)
     tower = load_model(read_config(folder), torch.float32, CPU).vision
     assert tower is not None
     kinds = {type(module).__name__ for module in tower.modules()}
@@ -111,7 +111,7 @@ def test_a_gated_block_becomes_two_products(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["SmolVLM", "LLaVA-NeXT", "InternVL 3"])
 def test_tiles_are_encoded_one_after_the_other(name: str, tmp_path: Path) -> None:
-    case = SIGHT_CASES[name]
+    case = VISION_CASES[name]
     tower = load_model(read_config(make_checkpoint(case.case, tmp_path)), torch.float32, CPU).vision
     assert tower is not None
     image, called = case.image(0), 0

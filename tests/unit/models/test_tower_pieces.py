@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.parity.families import make_checkpoint
-from tests.parity.sight_cases import SIGHT_CASES
+from tests.parity.vision_cases import VISION_CASES
 from tests.tools.paged_run import CPU
 from tgi_cli.kernels import cpp_library
 from tgi_cli.models import load_model, read_config
@@ -47,7 +47,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     "name", ["SmolVLM", "Qwen2.5-VL", "Qwen3-VL", "Mistral Small 3", "Gemma 3", "InternVL 3"]
 )
 def test_features_of_a_run_in_pieces_are_the_same(name: str, tmp_path: Path) -> None:
-    case = SIGHT_CASES[name]
+    case = VISION_CASES[name]
     model = load_model(read_config(make_checkpoint(case.case, tmp_path)), torch.bfloat16, CPU)
     tower = model.vision
     assert tower is not None

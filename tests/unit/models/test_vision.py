@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.parity.families import make_checkpoint, random_ids
-from tests.parity.sight_cases import IMAGE, SIGHT_CASES
+from tests.parity.vision_cases import IMAGE, VISION_CASES
 from tests.tools.image_prompts import ImagePrompt
 from tests.tools.paged_run import CPU, PagedRun
-from tests.tools.seeing_model import ROWS, TILE, make_seeing_model, token_id
 from tests.tools.survey import classes_of
+from tests.tools.vision_model import ROWS, TILE, make_vision_model, token_id
 from tgi_cli.errors import CheckpointError
 from tgi_cli.kernels import cpp_library
 from tgi_cli.layers.lora import LoraTable
@@ -55,7 +55,7 @@ def image(seed: int = 0, tiles: int = 2) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_seeing_model(tmp_path_factory.mktemp("seeing"))
+    return make_vision_model(tmp_path_factory.mktemp("vision"))
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_a_program_takes_rows_as_the_modules_do(path: Path) -> None:
 
 def test_checkpoints_as_transformers_4_wrote_them_are_read(tmp_path: Path) -> None:
     """Their decoders and towers have other prefixes."""
-    new = make_checkpoint(SIGHT_CASES["LLaVA 1.5"].case, tmp_path / "new")
+    new = make_checkpoint(VISION_CASES["LLaVA 1.5"].case, tmp_path / "new")
     old = tmp_path / "old"
     old.mkdir()
     (old / "config.json").write_text((new / "config.json").read_text())
@@ -231,7 +231,7 @@ def test_checkpoints_as_transformers_4_wrote_them_are_read(tmp_path: Path) -> No
         tensors[name.removeprefix("model.")] = each
     assert any(name.startswith("vision_tower.") for name in tensors)
     save_file(tensors, old / "model.safetensors", metadata={"format": "pt"})
-    given = SIGHT_CASES["LLaVA 1.5"].image(0)
+    given = VISION_CASES["LLaVA 1.5"].image(0)
     ours, theirs = (tower_of(load(each)).encode(given, 16).rows for each in (old, new))
     assert torch.equal(ours, theirs)
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.tools.process_tree import is_gone
+from tests.tools.server_process import kill, poll
 from tgi_cli.errors import ConfigError
 from tgi_cli.process import parent_death
 from tgi_cli.process.runtime_dir import VARIABLE
 
 PARENT = """
-import os, subprocess, sys, time
+import os, subprocess, sys
 reading, writing = os.pipe()
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(reading)], pass_fds=[reading])
 print(child.pid, flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 CHILD = """
 import sys, time
@@ -36,14 +35,8 @@ while True:
 """
 
 
-def wait_until_gone(pid: int) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if is_gone(pid):
-            return
-        time.sleep(0.02)
-    os.kill(pid, signal.SIGKILL)
-    raise AssertionError("the child outlived its parent")
+SECONDS = 240.0
+"""More than the slowest start of two interpreters."""
 
 
 @pytest.mark.parametrize(
@@ -58,19 +51,23 @@ def test_no_child_outlives_its_parent(
     folder.mkdir()
     monkeypatch.setenv(VARIABLE, str(folder))
     code = CHILD.format(before=before, ready=str(ready))
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    end = time.monotonic() + 60
-    while not ready.exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    wait_until_gone(pid)
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, code],
+        stdin=subprocess.PIPE,  # the parent ends with it if this test does
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        try:
+            poll(ready.exists, SECONDS, "the child watches its parent")
+            parent.kill()
+            parent.wait()
+            poll(lambda: is_gone(pid), SECONDS, "the child ends with its parent")
+        finally:
+            parent.kill()
+            if not is_gone(pid):
+                kill(pid)
     assert not folder.exists(), "the child removes the runtime folder in the parent's stead"
 
 

@@ -274,8 +274,8 @@ def sees(model: Any) -> list[Tensor]:
 
 
 @pytest.fixture(params=[False, True])
-def seeing(request):
-    """A runner that sees, its model's ids, and what closes it."""
+def image_runner(request):
+    """A runner of a model that takes images, its model's ids, and what closes it."""
     runner, model, _ = make_runner(like_a_device=request.param)
     encoder = ImageEncoder(Numbers(), CPU)
     runner.encode_with(encoder)
@@ -294,9 +294,9 @@ def image_row(row: int, tokens: list[int], blocks: list[int], start: int, count:
     )
 
 
-def test_rows_of_images_are_computed_in_the_place_of_token_ids(seeing):
+def test_rows_of_images_are_computed_in_the_place_of_token_ids(image_runner):
     """Beside another prompt, in two chunks that part the image; then decodes go on."""
-    runner, _ = seeing
+    runner, _ = image_runner
     seen = [5, 801, 802, 803, 6]
     new = [new_row(0, [9, 8, 7], [0]), image_row(2, [5, 1, 1, 1, 6], [3, 1], 1, 3)]
     first = step_of(
@@ -315,8 +315,8 @@ def test_rows_of_images_are_computed_in_the_place_of_token_ids(seeing):
     assert run(runner, step_of((2, 5, 1, True))).token_ids == [next_token(seen)]
 
 
-def test_a_step_may_encode_and_compute_nothing(seeing):
-    runner, _ = seeing
+def test_a_step_may_encode_and_compute_nothing(image_runner):
+    runner, _ = image_runner
     part = EncodeSlice(4, 2, 2, False, numbers(801, 802))
     result = run(runner, Step(0, new=[image_row(0, [1, 1, 6], [0], 0, 2)], encodes=[part]))
     assert result.token_ids == result.logprobs == []
@@ -326,8 +326,8 @@ def test_a_step_may_encode_and_compute_nothing(seeing):
     assert run(runner, last).token_ids == [next_token([801, 802, 6])]
 
 
-def test_slices_that_time_bounds_run_once_the_tokens_are_chosen(seeing):
-    runner, given = seeing
+def test_slices_that_time_bounds_run_once_the_tokens_are_chosen(image_runner):
+    runner, given = image_runner
     first = step_of((0, 0, 3, True), new=[new_row(0, [9, 8, 7], [0])])
     tokens = [9, 8, 7, *run(runner, first).token_ids]
     part = EncodeSlice(4, 2, 0, False, numbers(801, 802), 60.0)
@@ -341,9 +341,9 @@ def test_slices_that_time_bounds_run_once_the_tokens_are_chosen(seeing):
     assert run(runner, last).token_ids == [next_token([801, 802, 6])]
 
 
-def test_decodes_see_what_a_step_that_computes_nothing_has_changed(seeing):
+def test_decodes_see_what_a_step_that_computes_nothing_has_changed(image_runner):
     """Though the inputs of decodes persist from step to step."""
-    runner, _ = seeing
+    runner, _ = image_runner
     new = [new_row(0, [3, 4], [0, 1]), new_row(1, [7, 7], [2])]
     run(runner, step_of((0, 0, 2, True), (1, 0, 2, True), new=new))
     for position in (2, 3):
@@ -352,8 +352,8 @@ def test_decodes_see_what_a_step_that_computes_nothing_has_changed(seeing):
     assert run(runner, step_of((0, 2, 1, True))).token_ids == [next_token([7, 7, 9])]
 
 
-def test_a_failed_image_is_told_in_the_result(seeing):
-    runner, _ = seeing
+def test_a_failed_image_is_told_in_the_result(image_runner):
+    runner, _ = image_runner
     part = EncodeSlice(4, 2, 4, True, {"wrong": np.zeros(2)})
     step = step_of(
         (0, 0, 3, True),
@@ -367,8 +367,8 @@ def test_a_failed_image_is_told_in_the_result(seeing):
     assert result.token_ids[1] == next_token([8, 9]), "others have their own"
 
 
-def test_graphs_do_not_take_steps_with_rows_of_images(seeing):
-    runner, _ = seeing
+def test_graphs_do_not_take_steps_with_rows_of_images(image_runner):
+    runner, _ = image_runner
     taken = []
 
     class Graphs:

@@ -23,7 +23,7 @@ from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import ConfigError, ShardError, TgiError
 from tgi_cli.process.authenticated_channel import connect
-from tgi_cli.worker.tensor_parallel import group, node_agent
+from tgi_cli.worker.tensor_parallel import group, node_agent, shard_process
 from tgi_cli.worker.tensor_parallel.group import WorkerGroup
 from tgi_cli.worker.tensor_parallel.node_agent import NodeAgent
 from tgi_cli.worker.tensor_parallel.node_listener import NodeListener
@@ -34,7 +34,7 @@ from tgi_cli.worker.tensor_parallel.node_messages import (
     encode_node_message,
 )
 
-SECONDS = 20.0
+SECONDS = 120.0
 SECRET = "0123456789abcdef"
 FAKE = Path(__file__).with_name("fake_node_process.py")
 
@@ -91,6 +91,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Nodes]:
     monkeypatch.setattr(group, "PING_SECONDS", 0.05)
     monkeypatch.setattr(group, "UNANSWERED", 10**6)  # a busy machine is no loss
     monkeypatch.setattr(group, "_VERDICT_SECONDS", SECONDS)
+    monkeypatch.setattr(shard_process, "_REAP_SECONDS", SECONDS)
     monkeypatch.setattr(node_agent, "_RETRY_SECONDS", 0.05)
     monkeypatch.setattr(Shard, "connect", lambda *_: None)
     behave(monkeypatch, "well")
@@ -126,7 +127,11 @@ def test_a_node_serves_one_model_server_after_the_other(nodes: Nodes) -> None:
             workers.send(STEP)
         assert workers.places() == ("stage 1 on node 0", "stage 0 on node 1 (127.0.0.1)")
         with pytest.raises(ConnectionRefusedError):  # it listens no longer
-            poll(lambda: socket.create_connection(("127.0.0.1", nodes.port)).close(), 5, "closed")
+            poll(
+                lambda: socket.create_connection(("127.0.0.1", nodes.port)).close(),
+                SECONDS,
+                "closed",
+            )
         (pid,) = processes_of_node_1()
         workers.close()
         assert lost.empty(), "an end that was asked for is no loss"
@@ -188,9 +193,9 @@ def test_a_stopped_process_is_noticed_and_killed(
 ) -> None:
     nodes.join()
     lost = serving(nodes.start())
-    monkeypatch.setattr(group, "UNANSWERED", 5)
     (pid,) = processes_of_node_1()
     os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(group, "UNANSWERED", 5)
     assert lost.get(timeout=SECONDS).cause == "stage 0 on node 1 has not answered for 0.25 s"
     poll(lambda: is_gone(pid), SECONDS, "its node kills it")
 
@@ -234,10 +239,10 @@ def test_a_node_that_does_not_fit_is_refused(
 
 def test_nodes_of_other_versions_are_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes.start()
-    monkeypatch.setattr("tgi_cli.worker.tensor_parallel.node_identity.__version__", "9.9")
-    with pytest.raises(ConfigError, match=r"a node has version 9\.9 of this package"):
-        nodes.join().result(SECONDS)
-    monkeypatch.undo()
+    with monkeypatch.context() as other:
+        other.setattr("tgi_cli.worker.tensor_parallel.node_identity.__version__", "9.9")
+        with pytest.raises(ConfigError, match=r"a node has version 9\.9 of this package"):
+            nodes.join().result(SECONDS)
     channel = connect("127.0.0.1", nodes.port, SECRET.encode(), SECONDS)
     channel.send(b'{"type":"node","version":"8","new":[]}')
     answer = channel.receive()

@@ -8,7 +8,7 @@ whole. Compared with it are
   sequences, on both of the CPU's attention backends and shared out to two shards;
 - greedy tokens after it.
 
-``python -m tests.parity.sight`` prints the table of docs/models.md; names of cases may follow.
+``python -m tests.parity.vision`` prints the table of docs/models.md; names of cases may follow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import transformers
 from torch import Tensor
 
 from tests.parity.families import make_checkpoint, random_ids
-from tests.parity.sight_cases import IMAGE, SIGHT_CASES, Inputs, SightCase
+from tests.parity.vision_cases import IMAGE, VISION_CASES, Inputs, VisionCase
 from tests.tools.image_prompts import ImageChunk, ImagePrompt
 from tests.tools.paged_run import CPU, PagedRun
 from tests.tools.thread_shards import on_shards
@@ -46,7 +46,7 @@ _SIZES = (1, 1, 2, 3, 5, 8, 13)
 
 
 @dataclass(frozen=True, slots=True)
-class SightResult:
+class VisionResult:
     """What a case came to.
 
     Attributes:
@@ -71,10 +71,10 @@ class SightResult:
     builtin: bool
 
 
-class SightOracle:
+class VisionOracle:
     """transformers' model of a checkpoint that sees."""
 
-    def __init__(self, path: Path, case: SightCase) -> None:
+    def __init__(self, path: Path, case: VisionCase) -> None:
         self.case = case
         kind: Any = getattr(transformers, case.case.model)
         self.model = kind.from_pretrained(
@@ -102,7 +102,7 @@ class SightOracle:
     def prepared(self, prompt: ImagePrompt, images: list[Inputs]) -> ImagePrompt:
         """A prompt with what the model's images change for its tokens."""
         if self.case.spans:
-            prompt = prompt.seeing_itself(self.case.spans == "prompt")
+            prompt = prompt.bidirectional(self.case.spans == "prompt")
         if self.case.axes == 1:
             return prompt
         grids = {"image_grid_thw": self.case.joined(images)["image_grid_thw"]}
@@ -117,9 +117,9 @@ class SightOracle:
         return {name: own for name in _KINDS if name in parameters}
 
 
-def check_sight(case: SightCase, path: Path) -> SightResult:
+def check_vision(case: VisionCase, path: Path) -> VisionResult:
     """Compare our model of the checkpoint that ``make_checkpoint`` wrote with transformers'."""
-    oracle = SightOracle(path, case)
+    oracle = VisionOracle(path, case)
     images = [case.image(seed) for seed in case.seeds]
     theirs = [oracle.features(image) for image in images]
     model = _load(path)
@@ -143,7 +143,7 @@ def check_sight(case: SightCase, path: Path) -> SightResult:
         _likeliest(oracle.logits(each.ids, given, answer)[len(each.ids) - 1 : -1])
         for each, answer, given in zip(prompts, answers, asked, strict=True)
     ]
-    return SightResult(
+    return VisionResult(
         max_feature_difference=max(
             (a.rows - b).abs().max().item() for a, b in zip(ours, theirs, strict=True)
         ),
@@ -238,9 +238,9 @@ def table(names: Iterable[str]) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|---|---|"
     for name in names:
-        case = SIGHT_CASES[name]
+        case = VISION_CASES[name]
         with tempfile.TemporaryDirectory() as folder:
-            result = check_sight(case, make_checkpoint(case.case, Path(folder)))
+            result = check_vision(case, make_checkpoint(case.case, Path(folder)))
         yield (
             f"| {name} | {'built in' if result.builtin else 'transformers'} | {result.rows} "
             f"| {result.max_feature_difference:.1e} | {result.max_logit_difference:.1e} "
@@ -249,7 +249,7 @@ def table(names: Iterable[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    for row in table(sys.argv[1:] or SIGHT_CASES):
+    for row in table(sys.argv[1:] or VISION_CASES):
         print(row, flush=True)
 
 

@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from tests.parity.families import TOLERANCE, make_checkpoint
-from tests.parity.sight import SightOracle, check_sight
-from tests.parity.sight_cases import SIGHT_CASES
+from tests.parity.vision import VisionOracle, check_vision
+from tests.parity.vision_cases import VISION_CASES
 from tests.tools.paged_run import CPU
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models.image_support import IMAGE_ARCHITECTURES
 
-COMPARED = [name for name, case in SIGHT_CASES.items() if case.case.model in IMAGE_ARCHITECTURES]
+COMPARED = [name for name, case in VISION_CASES.items() if case.case.model in IMAGE_ARCHITECTURES]
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_prompts_with_images_have_transformers_logits(name: str, tmp_path: Path) -> None:
-    case = SIGHT_CASES[name]
-    result = check_sight(case, make_checkpoint(case.case, tmp_path / "model"))
+    case = VISION_CASES[name]
+    result = check_vision(case, make_checkpoint(case.case, tmp_path / "model"))
     assert result.max_feature_difference < TOLERANCE
     assert result.max_logit_difference < TOLERANCE
     assert result.sharded_logit_difference < TOLERANCE
@@ -32,9 +32,9 @@ def test_prompts_with_images_have_transformers_logits(name: str, tmp_path: Path)
 
 def test_an_image_of_one_row_has_what_the_projector_makes_of_it(tmp_path: Path) -> None:
     """transformers drops the first dimension of the rows of Mistral 3, which is then that row."""
-    case = SIGHT_CASES["Mistral Small 3"]
+    case = VISION_CASES["Mistral Small 3"]
     path = make_checkpoint(case.case, tmp_path / "model")
-    core = SightOracle(path, case).model.model
+    core = VisionOracle(path, case).model.model
     pixels = torch.randn(1, 3, 28, 28, generator=torch.Generator().manual_seed(0))
     image = {"pixel_values": pixels, "image_sizes": torch.tensor([[28, 28]])}
     with torch.inference_mode():
@@ -49,15 +49,15 @@ def test_an_image_of_one_row_has_what_the_projector_makes_of_it(tmp_path: Path) 
 
 
 def test_every_architecture_that_is_given_images_is_compared() -> None:
-    assert {SIGHT_CASES[name].case.model for name in COMPARED} == IMAGE_ARCHITECTURES
+    assert {VISION_CASES[name].case.model for name in COMPARED} == IMAGE_ARCHITECTURES
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_towers_in_bfloat16_are_near_to_those_in_float32(name: str, tmp_path: Path) -> None:
-    case = SIGHT_CASES[name]
+    case = VISION_CASES[name]
     path = make_checkpoint(case.case, tmp_path / "model")
     image = case.image(0)
-    rows = len(SightOracle(path, case).features(image))
+    rows = len(VisionOracle(path, case).features(image))
     exact, rounded = (
         tower.encode(image, rows)
         for tower in (

@@ -1,7 +1,7 @@
-"""A miniature that sees, complete as a published checkpoint is: a server can be given its folder.
+"""A vision-language miniature, complete as a published checkpoint: a server can serve its folder.
 
 SmolVLM's architecture with random weights: tokenizer, chat template and processor files included.
-``python -m tests.tools.seeing_model OUT`` writes one; tests call :func:`make_seeing_model`.
+``python -m tests.tools.vision_model OUT`` writes one; tests call :func:`make_vision_model`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.parity.cases import SIGHT, SMALL, Case
+from tests.parity.cases import SMALL, VISION, Case
 from tests.parity.families import make_checkpoint
 
 TILE = 28
@@ -51,7 +51,7 @@ def token_id(token: str) -> int:
     return 256 + SPECIAL_TOKENS.index(token)
 
 
-def make_seeing_model(path: Path, seed: int = 0, **text: Any) -> Path:
+def make_vision_model(path: Path, seed: int = 0, **text: Any) -> Path:
     """Write the miniature into ``path`` and return it; ``text`` are options of its decoder."""
     end = token_id("<end_of_utterance>")
     decoder: dict[str, Any] = SMALL | {
@@ -65,7 +65,7 @@ def make_seeing_model(path: Path, seed: int = 0, **text: Any) -> Path:
         "Idefics3Config",
         {
             "text_config": decoder | text,
-            "vision_config": SIGHT | {"num_hidden_layers": 2, "image_size": TILE, "patch_size": 7},
+            "vision_config": VISION | {"num_hidden_layers": 2, "image_size": TILE, "patch_size": 7},
             "scale_factor": 2,
             "image_token_id": token_id(IMAGE_TOKEN),
         },
@@ -130,9 +130,9 @@ def _write(file: Path, value: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.seeing_model")
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.vision_model")
     parser.add_argument("out", type=Path)
-    make_seeing_model(parser.parse_args().out)
+    make_vision_model(parser.parse_args().out)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from tests.parity.cases import (
     GEMMA_STD,
     MROPE,
     QWEN_MOE,
-    QWEN_SIGHT,
-    SIGHT,
+    QWEN_VISION,
     SMALL,
+    VISION,
     YARN_ROPE,
     Case,
 )
@@ -30,7 +30,7 @@ IMAGE = 250
 """The id of placeholder tokens; random texts have only lower ones."""
 
 _TILE, _PATCH = 28, 7
-_EYE = SIGHT | {"num_hidden_layers": 3, "patch_size": _PATCH}
+_SMALL_VISION = VISION | {"num_hidden_layers": 3, "patch_size": _PATCH}
 _LLAMA = SMALL | {"model_type": "llama"}
 _MISTRAL = SMALL | {"model_type": "mistral", "head_dim": 16, "sliding_window": 40}
 _MINISTRAL3 = SMALL | {
@@ -41,7 +41,7 @@ _MINISTRAL3 = SMALL | {
 _QWEN2 = SMALL | {"model_type": "qwen2"}
 _QWEN3 = SMALL | {"model_type": "qwen3", "head_dim": 16}
 _COHERE2 = SMALL | {"model_type": "cohere2", "sliding_window": 24, "logit_scale": 0.25}
-_PIXTRAL = SIGHT | {
+_PIXTRAL = VISION | {
     "model_type": "pixtral",
     "num_hidden_layers": 2,
     "image_size": 84,
@@ -54,7 +54,7 @@ Inputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class SightCase:
+class VisionCase:
     """A miniature model that sees.
 
     Attributes:
@@ -178,19 +178,23 @@ def _made(name: str, text: Mapping[str, Any], eye: Mapping[str, Any], **own: Any
     return Case(f"{name}Config", values, model=f"{name}ForConditionalGeneration")
 
 
-_CLIP = _EYE | {"model_type": "clip_vision_model"}
-_SIGLIP = _EYE | {"model_type": "siglip_vision_model", "vision_use_head": False}
-_INTERN = _EYE | {"image_size": [_TILE, _TILE], "patch_size": [_PATCH, _PATCH]}
+_CLIP = _SMALL_VISION | {"model_type": "clip_vision_model"}
+_SIGLIP = _SMALL_VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
+_INTERN = _SMALL_VISION | {"image_size": [_TILE, _TILE], "patch_size": [_PATCH, _PATCH]}
 _BY_INDEX = {"image_token_index": IMAGE}
 
-SIGHT_CASES: dict[str, SightCase] = {
-    "SmolVLM": SightCase(_made("Idefics3", _LLAMA, _EYE, image_token_id=IMAGE), _frames, 1),
-    "SmolVLM 2": SightCase(_made("SmolVLM", _LLAMA, _EYE, image_token_id=IMAGE), _frames, 1),
-    "Idefics 2": SightCase(
+VISION_CASES: dict[str, VisionCase] = {
+    "SmolVLM": VisionCase(
+        _made("Idefics3", _LLAMA, _SMALL_VISION, image_token_id=IMAGE), _frames, 1
+    ),
+    "SmolVLM 2": VisionCase(
+        _made("SmolVLM", _LLAMA, _SMALL_VISION, image_token_id=IMAGE), _frames, 1
+    ),
+    "Idefics 2": VisionCase(
         _made(
             "Idefics2",
             _MISTRAL,
-            _EYE | {"image_size": 42},
+            _SMALL_VISION | {"image_size": 42},
             perceiver_config={
                 "hidden_size": 64,
                 "resampler_n_latents": 3,
@@ -204,12 +208,12 @@ SIGHT_CASES: dict[str, SightCase] = {
         _quarters,
         1,
     ),
-    "LLaVA 1.5": SightCase(_made("Llava", _LLAMA, _CLIP, **_BY_INDEX), _one),
-    "LLaVA-NeXT": SightCase(
+    "LLaVA 1.5": VisionCase(_made("Llava", _LLAMA, _CLIP, **_BY_INDEX), _one),
+    "LLaVA-NeXT": VisionCase(
         _made("LlavaNext", _MISTRAL, _CLIP, image_grid_pinpoints=_PINPOINTS, **_BY_INDEX),
         _any_size,
     ),
-    "LLaVA-OneVision": SightCase(
+    "LLaVA-OneVision": VisionCase(
         _made(
             "LlavaOnevision",
             _QWEN2,
@@ -221,7 +225,7 @@ SIGHT_CASES: dict[str, SightCase] = {
         ),
         _any_size,
     ),
-    "Pixtral": SightCase(
+    "Pixtral": VisionCase(
         _made(
             "Llava",
             _MISTRAL,
@@ -232,16 +236,16 @@ SIGHT_CASES: dict[str, SightCase] = {
         ),
         _ragged,
     ),
-    "Mistral Small 3": SightCase(
+    "Mistral Small 3": VisionCase(
         _made("Mistral3", _MISTRAL, _PIXTRAL, tie_word_embeddings=False, **_BY_INDEX), _ragged
     ),
-    "Ministral 3": SightCase(
+    "Ministral 3": VisionCase(
         _made("Mistral3", _MINISTRAL3, _PIXTRAL, tie_word_embeddings=False, **_BY_INDEX),
         _ragged,
         builtin=False,
     ),
-    "LightOnOCR": SightCase(_made("LightOnOcr", _QWEN3, _PIXTRAL, image_token_id=IMAGE), _ragged),
-    "LLaVA-NeXT-Video": SightCase(
+    "LightOnOCR": VisionCase(_made("LightOnOcr", _QWEN3, _PIXTRAL, image_token_id=IMAGE), _ragged),
+    "LLaVA-NeXT-Video": VisionCase(
         _made(
             "LlavaNextVideo",
             _LLAMA,
@@ -252,20 +256,20 @@ SIGHT_CASES: dict[str, SightCase] = {
         ),
         _any_size,
     ),
-    "DeepSeek-VL": SightCase(_made("DeepseekVL", _LLAMA, _SIGLIP, image_token_id=IMAGE), _one),
-    "ViP-LLaVA": SightCase(
+    "DeepSeek-VL": VisionCase(_made("DeepseekVL", _LLAMA, _SIGLIP, image_token_id=IMAGE), _one),
+    "ViP-LLaVA": VisionCase(
         _made("VipLlava", _LLAMA, _CLIP, vision_feature_layer=[-2, -1, 1], **_BY_INDEX), _one
     ),
-    "Aya Vision": SightCase(
+    "Aya Vision": VisionCase(
         _made("AyaVision", _COHERE2, _SIGLIP, **_BY_INDEX), _tiles, builtin=False
     ),
-    "Qianfan-OCR": SightCase(
+    "Qianfan-OCR": VisionCase(
         _made("QianfanOCR", _QWEN3, _INTERN, image_token_id=IMAGE, tie_word_embeddings=False),
         _tiles,
         builtin=False,
     ),
-    "InternVL 3": SightCase(_made("InternVL", _QWEN2, _INTERN, image_token_id=IMAGE), _tiles),
-    "InternVL 3.5": SightCase(
+    "InternVL 3": VisionCase(_made("InternVL", _QWEN2, _INTERN, image_token_id=IMAGE), _tiles),
+    "InternVL 3.5": VisionCase(
         _made("InternVL", _QWEN3, _INTERN, image_token_id=IMAGE, tie_word_embeddings=False), _tiles
     ),
 }
@@ -279,7 +283,7 @@ _MARKS = {
 }
 _AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _HALF = {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
-_GLM_EYE = {
+_GLM_VISION = {
     "depth": 2,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -294,10 +298,10 @@ _GLM_EXPERTS = {
     "moe_intermediate_size": 48,
     "first_k_dense_replace": 1,
 }
-_THIRD_EYE = QWEN_SIGHT | {"depth": 4, "deepstack_visual_indexes": [0, 2, 3]}
+_DEEPSTACK_VISION = QWEN_VISION | {"depth": 4, "deepstack_visual_indexes": [0, 2, 3]}
 
-SIGHT_CASES |= {
-    "Qwen2-VL": SightCase(
+VISION_CASES |= {
+    "Qwen2-VL": VisionCase(
         _made(
             "Qwen2VL",
             SMALL | {"rope_parameters": _AXES},
@@ -314,7 +318,7 @@ SIGHT_CASES |= {
         _grid(4),
         axes=3,
     ),
-    "Qwen2.5-VL": SightCase(
+    "Qwen2.5-VL": VisionCase(
         _made(
             "Qwen2_5_VL",
             SMALL | {"rope_parameters": _AXES},
@@ -333,31 +337,31 @@ SIGHT_CASES |= {
         _grid(4),
         axes=3,
     ),
-    "Qwen3-VL": SightCase(
+    "Qwen3-VL": VisionCase(
         _made(
             "Qwen3VL",
             SMALL | {"head_dim": 16, "rope_parameters": _AXES | {"mrope_interleaved": True}},
-            _THIRD_EYE,
+            _DEEPSTACK_VISION,
             **_MARKS,
         ),
         _grid(4),
         axes=3,
     ),
-    "Qwen3-VL MoE": SightCase(
+    "Qwen3-VL MoE": VisionCase(
         _made(
             "Qwen3VLMoe",
             QWEN_MOE | {"head_dim": 16, "rope_parameters": _AXES | {"mrope_interleaved": True}},
-            _THIRD_EYE,
+            _DEEPSTACK_VISION,
             **_MARKS,
         ),
         _grid(4),
         axes=3,
     ),
-    "GLM-4.1V": SightCase(
+    "GLM-4.1V": VisionCase(
         _made(
             "Glm4v",
             SMALL | {"rope_parameters": _AXES | _HALF},
-            _GLM_EYE,
+            _GLM_VISION,
             image_token_id=IMAGE,
             video_token_id=251,
         ),
@@ -365,11 +369,11 @@ SIGHT_CASES |= {
         axes=3,
         builtin=False,
     ),
-    "GLM-4.6V": SightCase(
+    "GLM-4.6V": VisionCase(
         _made(
             "Glm46V",
             SMALL | {"rope_parameters": _AXES | _HALF},
-            _GLM_EYE,
+            _GLM_VISION,
             image_token_id=IMAGE,
             video_token_id=251,
         ),
@@ -377,11 +381,11 @@ SIGHT_CASES |= {
         axes=3,
         builtin=False,
     ),
-    "GLM-4.5V": SightCase(
+    "GLM-4.5V": VisionCase(
         _made(
             "Glm4vMoe",
             SMALL | _GLM_EXPERTS | {"rope_parameters": _AXES | _HALF},
-            _GLM_EYE,
+            _GLM_VISION,
             image_token_id=IMAGE,
             video_token_id=251,
         ),
@@ -389,11 +393,11 @@ SIGHT_CASES |= {
         axes=3,
         builtin=False,
     ),
-    "GLM-OCR": SightCase(
+    "GLM-OCR": VisionCase(
         _made(
             "GlmOcr",
             SMALL | {"rope_parameters": _AXES},
-            _GLM_EYE,
+            _GLM_VISION,
             image_token_id=IMAGE,
             video_token_id=251,
         ),
@@ -401,7 +405,7 @@ SIGHT_CASES |= {
         axes=3,
         builtin=False,
     ),
-    "Janus": SightCase(
+    "Janus": VisionCase(
         _made(
             "Janus",
             _LLAMA,
@@ -429,11 +433,11 @@ SIGHT_CASES |= {
         ),
         _one,
     ),
-    "PaddleOCR-VL": SightCase(
+    "PaddleOCR-VL": VisionCase(
         _made(
             "PaddleOCRVL",
             SMALL | {"head_dim": 16, "rope_parameters": _AXES},
-            SIGHT | {"num_hidden_layers": 2, "image_size": 32, "patch_size": 4},
+            VISION | {"num_hidden_layers": 2, "image_size": 32, "patch_size": 4},
             image_token_id=IMAGE,
             video_token_id=251,
         ),
@@ -441,7 +445,7 @@ SIGHT_CASES |= {
         axes=3,
         builtin=False,
     ),
-    "EXAONE 4.5": SightCase(
+    "EXAONE 4.5": VisionCase(
         _made(
             "Exaone4_5_",
             SMALL | {"model_type": "exaone4", "sliding_window": 24, "sliding_window_pattern": 2},
@@ -462,7 +466,7 @@ SIGHT_CASES |= {
         _grid(4),
         builtin=False,
     ),
-    "HyperCLOVA X SEED": SightCase(
+    "HyperCLOVA X SEED": VisionCase(
         _made(
             "HyperCLOVAXVisionV2",
             SMALL | {"model_type": "hyperclovax"},
@@ -483,7 +487,7 @@ SIGHT_CASES |= {
         _grid(4),
         builtin=False,
     ),
-    "LFM3-VL": SightCase(
+    "LFM3-VL": VisionCase(
         _made(
             "Lfm3Vl",
             CONV | {"model_type": "lfm3", "num_hidden_layers": 6, "sliding_window": 24},
@@ -500,33 +504,35 @@ SIGHT_CASES |= {
         ),
         _grid(4),
     ),
-    "Qwen 3.5 MoE": SightCase(
+    "Qwen 3.5 MoE": VisionCase(
         _made(
-            "Qwen3_5Moe", DELTA | DELTA_SHARED | {"rope_parameters": MROPE}, QWEN_SIGHT, **_MARKS
+            "Qwen3_5Moe", DELTA | DELTA_SHARED | {"rope_parameters": MROPE}, QWEN_VISION, **_MARKS
         ),
         _grid(4),
         axes=3,
     ),
-    "Qwen 3.5": SightCase(
+    "Qwen 3.5": VisionCase(
         _made(
             "Qwen3_5",
             DELTA | {"rope_parameters": MROPE},
-            QWEN_SIGHT,
+            QWEN_VISION,
             tie_word_embeddings=False,
             **_MARKS,
         ),
         _grid(4),
         axes=3,
     ),
-    "Gemma 3": SightCase(
-        _made("Gemma3", GEMMA3, _EYE, mm_tokens_per_image=4, **_BY_INDEX), _one, spans="image"
+    "Gemma 3": VisionCase(
+        _made("Gemma3", GEMMA3, _SMALL_VISION, mm_tokens_per_image=4, **_BY_INDEX),
+        _one,
+        spans="image",
     ),
-    "Gemma 4": SightCase(
+    "Gemma 4": VisionCase(
         replace(
             _made(
                 "Gemma4",
                 GEMMA4_DENSE | {"use_bidirectional_attention": "vision"},
-                SIGHT | {"patch_size": 4, "head_dim": 16, "num_key_value_heads": 2},
+                VISION | {"patch_size": 4, "head_dim": 16, "num_key_value_heads": 2},
                 audio_config=None,
                 image_token_id=IMAGE,
             ),
@@ -536,7 +542,7 @@ SIGHT_CASES |= {
         _patches,
         spans="image",
     ),
-    "PaliGemma": SightCase(
+    "PaliGemma": VisionCase(
         _made(
             "PaliGemma",
             GEMMA | {"model_type": "gemma", "max_position_embeddings": 300},

@@ -16,8 +16,8 @@ import torch
 
 from tests.parity.engine_run import running, with_worker
 from tests.parity.families import make_checkpoint, random_ids
-from tests.parity.sight import SightOracle
-from tests.parity.sight_cases import IMAGE, SIGHT_CASES, Inputs, SightCase
+from tests.parity.vision import VisionOracle
+from tests.parity.vision_cases import IMAGE, VISION_CASES, Inputs, VisionCase
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
@@ -50,7 +50,7 @@ TURN, AGAIN = 100, 101
 
 def served(names: tuple[str, ...]) -> list[str]:
     return [
-        n for n in names if n in SIGHT_CASES and SIGHT_CASES[n].case.model in IMAGE_ARCHITECTURES
+        n for n in names if n in VISION_CASES and VISION_CASES[n].case.model in IMAGE_ARCHITECTURES
     ]
 
 
@@ -62,7 +62,7 @@ class Conversation:
         oracle: transformers' model.
     """
 
-    def __init__(self, case: SightCase, oracle: SightOracle) -> None:
+    def __init__(self, case: VisionCase, oracle: VisionOracle) -> None:
         self.case = case
         self.images = [case.image(seed) for seed in case.seeds]
         self.rows = [len(oracle.features(image)) for image in self.images]
@@ -115,12 +115,12 @@ class Conversation:
 
 
 def check_engine(name: str, path: Path, num_shard: int) -> None:
-    case, total = SIGHT_CASES[name], LONG.get(name, SERVED)
+    case, total = VISION_CASES[name], LONG.get(name, SERVED)
     values = dict(case.case.values)
     if total > SERVED:
         values["text_config"] = values["text_config"] | {"max_position_embeddings": total}
     make_checkpoint(replace(case.case, values=values), path)
-    oracle = SightOracle(path, case)
+    oracle = VisionOracle(path, case)
     talk = Conversation(case, oracle)
     whole = case.spans == "prompt"
     chunk = 5 * CHUNK if whole else CHUNK  # of the turn behind an answer
