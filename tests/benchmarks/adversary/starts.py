@@ -337,7 +337,7 @@ def _extremes(kind: ValueKind) -> list[str]:
         return [] if kind.choices else [word for word in WORDS.get(kind.type, ()) if word]
     known: dict[float, str] = {}
     bounds = kind.parse.args if isinstance(kind.parse, partial) else ()
-    for word in (*map(str, bounds), "1MiB", "999999TiB", *NUMBERS):
+    for word in (*map(str, bounds), "1MiB", "909494TiB", *NUMBERS):
         with contextlib.suppress(ValueError):
             value = kind.read(word)
             if value is not None:
