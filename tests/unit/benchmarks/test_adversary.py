@@ -27,7 +27,7 @@ from tests.benchmarks.adversary import (
 from tests.benchmarks.adversary.client import Response
 from tests.benchmarks.adversary.fields import Target, targets
 from tests.benchmarks.adversary.measure import Result
-from tests.benchmarks.adversary.served_starts import Start
+from tests.benchmarks.adversary.served_starts import ServedStarts, Start
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.models_file import read_models
 from tgi_cli.config.settings.setting import SERVE
@@ -165,7 +165,7 @@ def test_every_flag_that_takes_a_value_is_covered() -> None:
     assert set(wanted) - given.keys() <= {"--quantize-head-bits"}, "one of a few numbers"
 
 
-def served(seconds: dict[str, list[float]], log: Path) -> starts.ServedStarts:
+def served(seconds: dict[str, list[float]], log: Path) -> ServedStarts:
     """Starts that take so many seconds, by the name of their folder; a negative one hangs."""
 
     def serve(folder: Path, flags: Sequence[str], log: Path, limit: float) -> Start:
@@ -176,7 +176,7 @@ def served(seconds: dict[str, list[float]], log: Path) -> starts.ServedStarts:
     def normal(folder: Path, flags: Sequence[str], log: Path, limit: float) -> Start:
         return replace(serve(folder, flags, log, limit), code=0)
 
-    found = starts.ServedStarts(Path("/normal"), log, 15.0, normal)
+    found = ServedStarts(Path("/normal"), log, 15.0, normal)
     found.serve = serve
     return found
 
