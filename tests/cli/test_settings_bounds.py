@@ -78,6 +78,21 @@ def test_an_empty_path_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> N
     assert "the path is empty" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [setting for setting in NUMERIC if setting.kind.metavar == "SIZE"],
+    ids=lambda setting: setting.name,
+)
+def test_a_size_that_is_taken_is_taken_again_in_bytes(setting: Setting) -> None:
+    """As other processes get it."""
+    for word in ("1MiB", "1.5 tb", "909494TiB"):
+        size = setting.kind.read(word)
+        assert setting.kind.read(str(size)) == size
+    for word in ("909495TiB", "999999TiB"):
+        with pytest.raises(ValueError, match=f"{word} is not at most 909494TiB"):
+            setting.kind.read(word)
+
+
 def test_too_many_shards_are_rejected_before_any_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -29,6 +29,8 @@ def check_settings(serve: ServeConfig) -> None:
                 f"{flag} keeps prefixes, which --no-prefix-caching does not use",
                 "leave one of them off",
             )
+    if serve.kv_cache_dir_size is not None and serve.kv_cache_dir is None:
+        raise ConfigError("--kv-cache-dir-size needs a folder", "add --kv-cache-dir")
     if serve.replicas > 1 and serve.shard_uds_path is not None:
         raise ConfigError(
             "TGI's clients of --shard-uds-path drive one model server, and --replicas starts "

@@ -182,7 +182,10 @@ def _resolve_total_tokens(serve: ServeConfig, model: ModelFacts) -> int:
             f"set at most {context}",
         )
     if total < 2:
-        raise ConfigError("--max-total-tokens must be at least 2: one in, one out")
+        raise UnsupportedModelError(
+            "the model's context is 1 token, and a request takes at least 2: one in, one out",
+            "max_position_embeddings in config.json states it",
+        )
     check_cache(total, cache)
     return total
 

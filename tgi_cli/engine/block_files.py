@@ -10,11 +10,13 @@ as it should be is removed, and counts as missing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
 import stat
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -55,7 +57,7 @@ class BlockFiles:
         counts: files written, evicted and found damaged, by this process.
 
     Raises:
-        OSError: the folder cannot be created or read.
+        OSError: the folder cannot be created, read or written.
     """
 
     def __init__(self, folder: Path, limit: int, identity: bytes) -> None:
@@ -77,6 +79,7 @@ class BlockFiles:
                 "server's user as its owner, and mode 0700",
                 folder,
             )
+        _try_to_write(folder)
         self.scan()
 
     @property
@@ -217,6 +220,16 @@ class BlockFiles:
             if name in self._known:
                 self._known.discard(name)
                 self._bytes -= size
+
+
+def _try_to_write(folder: Path) -> None:
+    """Raise OSError unless files can be created in a folder; one that is full is not refused."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _is_stale(status: os.stat_result) -> bool:

@@ -15,7 +15,8 @@ The budget: /health responds at most 50 ms later than on an idle server, no proc
 than 64 MB beyond the size of the response, no response blames the server for the request, and no
 process dies. Load from other programs is excluded: the time that the router and the probe spend
 waiting for a CPU is subtracted from each /health latency, and a case that exceeds the budget runs
-up to three times. Exits with status 1 if any case exceeds the budget.
+up to three times; a start of the server that is late is also compared with a normal one right
+after it. Exits with status 1 if any case exceeds the budget.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.benchmarks.adversary import (
 from tests.benchmarks.adversary.client import Response
 from tests.benchmarks.adversary.fields import Target, targets
 from tests.benchmarks.adversary.measure import Result
+from tests.benchmarks.adversary.served_starts import ServedStarts, Start
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.models_file import read_models
 from tgi_cli.config.settings.setting import SERVE
@@ -161,6 +163,47 @@ def test_every_flag_that_takes_a_value_is_covered() -> None:
         and setting.kind.type is not bool
     ]
     assert set(wanted) - given.keys() <= {"--quantize-head-bits"}, "one of a few numbers"
+
+
+def served(seconds: dict[str, list[float]], log: Path) -> ServedStarts:
+    """Starts that take so many seconds, by the name of their folder; a negative one hangs."""
+
+    def serve(folder: Path, flags: Sequence[str], log: Path, limit: float) -> Start:
+        log.write_text(f"{folder} {flags}")
+        one = seconds[folder.name].pop(0)
+        return Start(-1 if one < 0 else 2, abs(one), 100)
+
+    def normal(folder: Path, flags: Sequence[str], log: Path, limit: float) -> Start:
+        return replace(serve(folder, flags, log, limit), code=0)
+
+    found = ServedStarts(Path("/normal"), log, 15.0, normal)
+    found.serve = serve
+    return found
+
+
+@pytest.mark.parametrize(
+    ("late", "normal", "expected"),
+    [
+        ([10.0], [5.0], (2, 10.0, 5.0, 1)),
+        ([30.0], [5.0, 20.0], (2, 30.0, 10.0, 1)),
+        ([40.0, 12.0], [5.0, 6.0], (2, 12.0, 7.0, 2)),
+        ([40.0, 50.0, 41.0], [5.0, 6.0, 7.0, 4.0], (2, 40.0, 34.0, 3)),
+        ([-60.0, 12.0], [5.0], (2, 12.0, 7.0, 2)),
+        ([-60.0, -60.0, -60.0], [5.0], (-1, 60.0, 55.0, 3)),
+    ],
+    ids=["at once", "beside a busy machine", "the second time", "late", "hung once", "hung"],
+)
+def test_a_late_start_is_repeated_beside_a_normal_one(
+    late: list[float],
+    normal: list[float],
+    expected: tuple[int, float, float, int],
+    tmp_path: Path,
+) -> None:
+    seconds = {"normal": normal, "late": late}
+    one = served(seconds, tmp_path / "log").start(Path("/late"), ("--flag",))
+    assert (one.code, one.seconds, one.more, one.runs) == expected
+    assert seconds == {"normal": [], "late": []}
+    assert (tmp_path / "log").read_text() == "/late ('--flag',)"
 
 
 def test_keys_of_gguf_files_are_covered_whether_a_file_has_them_or_not(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ from tgi_cli.errors import ConfigError, UnsupportedModelError
             {"disable_custom_kernels": True, "state_prefill": "chunked"},
             ("--state-prefill chunked", "--disable-custom-kernels"),
         ),
+        ({"kv_cache_dir_size": 1 << 30}, ("--kv-cache-dir-size",)),
         ({"cross_check": True, "load_format": "dummy"}, ("--cross-check", "--load-format dummy")),
         ({"cross_check": True, "rope_factor": 2.0}, ("--cross-check", "--rope-scaling")),
     ],

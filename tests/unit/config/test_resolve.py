@@ -79,7 +79,8 @@ def test_explicit_limits_are_used(said: dict[str, int], expected: tuple[int, int
     ("said", "words"),
     [
         ({"max_total_tokens": 4096}, "context of 2048"),
-        ({"max_total_tokens": 1}, "at least 2"),
+        ({"max_total_tokens": 1}, "--max-total-tokens: 1 is not at least 2"),
+        ({"max_batch_total_tokens": 1}, "--max-batch-total-tokens: 1 is not at least 2"),
         ({"max_input_tokens": 100, "max_total_tokens": 100}, "must be less than"),
         ({"max_input_tokens": 2048}, "must be less than"),
         ({"max_batch_total_tokens": 100, "max_total_tokens": 200}, "cannot hold one request"),
@@ -106,6 +107,12 @@ def test_invalid_settings_are_reported_as_flags(said: dict[str, Any], words: str
     with pytest.raises(ConfigError, match=words) as caught:
         resolved(**said)
     assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_a_context_without_room_for_an_answer_is_the_models_fault() -> None:
+    with pytest.raises(UnsupportedModelError, match="context is 1 token") as error:
+        resolved(replace(MODEL, max_position_embeddings=1))
+    assert "max_position_embeddings" in error.value.remedy
 
 
 @pytest.mark.parametrize("asked", [None, *ON_THE_FLY])

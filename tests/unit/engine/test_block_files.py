@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -116,6 +117,23 @@ def test_a_removed_file_is_a_miss(tmp_path: Path) -> None:
     (tmp_path / name).unlink()
     assert kept.read(name, len(PAYLOAD)) is None
     assert not kept.has(name)
+
+
+def test_a_folder_in_which_no_file_can_be_created_is_an_error() -> None:
+    """As root, too, to whom permissions do not apply."""
+    with pytest.raises(OSError, match="directory"):
+        files(Path("/proc/self"))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_no_error_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def full(dir: Path) -> None:
+        raise OSError(code, "full")
+
+    monkeypatch.setattr(block_files.tempfile, "TemporaryFile", full)
+    assert files(tmp_path).num_bytes == 0
 
 
 class TestWhereOthersMayWrite:

@@ -90,7 +90,7 @@ ENGINE_SETTINGS = (
             note=_SCHEDULED,
         ),
         max_batch_total_tokens=Setting(
-            whole(1),
+            whole(2),
             "KV cache size in tokens. Default: what fits into memory, as measured at startup.",
             note=_SCHEDULED,
             brief="KV cache size. Default: what fits.",

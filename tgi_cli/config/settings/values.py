@@ -22,6 +22,9 @@ LARGEST_FACTOR = 1e4
 MAX_SIZES = 4096
 """Maximum length of a list of batch sizes, and of each of them."""
 
+LARGEST_SIZE = 909_494 << 40
+"""Most bytes of a size: as a number without a unit, as other processes get it, it has 18 digits."""
+
 _MEMORY = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kmgt])(?:i?b?)", re.IGNORECASE)
 
 _BYTES = re.compile(r"[0-9]{7,18}")
@@ -120,6 +123,8 @@ def _parse_memory(word: str) -> int:
         raise ValueError(f"{word[:_SHOWN]!r} is not a size, as 16GiB")
     if size < 1 << 20:
         raise ValueError(f"{word[:_SHOWN]} is not at least 1MiB")
+    if size > LARGEST_SIZE:
+        raise ValueError(f"{word[:_SHOWN]} is not at most 909494TiB")
     return size
 
 
