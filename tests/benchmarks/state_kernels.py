@@ -309,7 +309,7 @@ def main() -> None:
     library.set_threads(1)
     torch.manual_seed(0)
     rate = copy_rate(arguments.rounds)
-    print(f"a copy moves {rate / 1e9:.1f} GB/s, kernels for {library.best_level()}\n")
+    print(f"a copy moves {rate / 1e9:.1f} GB/s, kernels for {library.describe_kernels()}\n")
     print("| kernel | phase | us per token | share of the copy's rate | transformers | ratio |")
     print("|---|---|---|---|---|---|")
     for case in cases(arguments.tokens, arguments.rows):

@@ -13,7 +13,7 @@ from tgi_cli.kernels import build, library
 @pytest.fixture(autouse=True)
 def _level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(build, "supported", lambda: True)
-    monkeypatch.setattr(library, "best_level", lambda: "avx2")
+    monkeypatch.setattr(library, "runnable_levels", lambda: ["avx2"])
     monkeypatch.setattr(build, "INSTALLED", tmp_path / "lib")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -66,6 +66,6 @@ def test_a_missing_compiler_is_a_usage_error(
 def test_an_unsupported_processor_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(library, "best_level", lambda: None)
+    monkeypatch.setattr(library, "runnable_levels", list)
     assert main.run(["warmup"]) == ExitCode.USAGE
     assert "no kernels for this processor" in capsys.readouterr().err

@@ -56,10 +56,10 @@ def _compile(needed: bool) -> dict[str, Any]:
     from rich.console import Console
 
     from tgi_cli.kernels import build
-    from tgi_cli.kernels.library import best_level
+    from tgi_cli.kernels.library import runnable_levels
 
-    level = best_level() if build.supported() else None
-    if level is None:
+    levels = runnable_levels()
+    if not levels:
         if not needed:
             return {}
         raise ConfigError(
@@ -68,10 +68,10 @@ def _compile(needed: bool) -> dict[str, Any]:
         )
     began = time.monotonic()
     try:
-        text = f"compiling the kernels for {level.replace('_', ' ')}"
+        text = "compiling the kernels for this processor"
         with Console(stderr=True).status(text) as status:
-            path = build.build_for_use(
-                level, lambda compiled, total: status.update(f"{text}: {compiled} of {total} files")
+            level, path = build.build_for_use(
+                levels, lambda compiled, total: status.update(f"{text}: {compiled} of {total} files")
             )
     except (build.BuildError, OSError) as error:
         if not needed:

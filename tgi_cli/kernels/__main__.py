@@ -3,5 +3,5 @@
 from tgi_cli.kernels.build import INSTALLED, build
 
 if __name__ == "__main__":
-    for path in build(INSTALLED):
+    for path in build(INSTALLED).values():
         print(path)

@@ -25,6 +25,10 @@ LEVELS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}),
         ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512"),
     ),
+    "avx512_vnni": (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni"}),
+        ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
+    ),
     "avx512": (
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
         ("-march=x86-64-v4", "-mprefer-vector-width=512"),
@@ -81,14 +85,16 @@ def build(
     folder: Path,
     levels: Iterable[str] = tuple(LEVELS),
     on_progress: OnProgress = lambda compiled, total: None,
-) -> list[Path]:
+) -> dict[str, Path]:
     """Compile the libraries missing in ``folder``; about 20 s of one core per level.
 
+    Levels that the compiler is too old for are left out.
+
     Returns:
-        The libraries, in the order of ``levels``.
+        The libraries by level, in the order of ``levels``.
 
     Raises:
-        BuildError: no compiler, or it failed.
+        BuildError: no compiler, or it failed, or it is too old for all levels.
         OSError: the folder cannot be written.
     """
     if not supported():
@@ -97,7 +103,11 @@ def build(
     if cxx is None:
         raise BuildError("no C++ compiler was found (g++ or clang++; CXX names another)")
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {level: folder / file_name(level) for level in levels}
+    paths = {level: folder / file_name(level) for level in levels}
+    known = [level for level, path in paths.items() if path.exists() or _knows(cxx, level)]
+    if not known:
+        raise BuildError(f"{Path(cxx).name} is too old for {' and '.join(paths)}")
+    wanted = {level: paths[level] for level in known}
     missing = {level: path for level, path in wanted.items() if not path.exists()}
     if missing:
         with (
@@ -128,21 +138,34 @@ def build(
         for stale in folder.glob("tgi-kernels-*.so"):
             if digest() not in stale.name:
                 stale.unlink()
-    return list(wanted.values())
+    return wanted
 
 
-def build_for_use(level: str, on_progress: OnProgress = lambda compiled, total: None) -> Path:
-    """The library of one level, from the installation or the cache, or else compiled.
+def find(level: str) -> Path | None:
+    """The library of a level, from the installation or the cache."""
+    paths = (folder / file_name(level) for folder in (INSTALLED, cache_folder()))
+    return next((path for path in paths if path.exists()), None)
+
+
+def build_for_use(
+    levels: Sequence[str], on_progress: OnProgress = lambda compiled, total: None
+) -> tuple[str, Path]:
+    """The first of these levels that is there or can be compiled, and its library.
 
     Raises:
         BuildError, OSError: as :func:`build`.
     """
-    for folder in (INSTALLED, cache_folder()):
-        if (path := folder / file_name(level)).exists():
-            return path
+    cxx = compiler()
+    for level in levels:
+        if path := find(level):
+            return level, path
+        if cxx is not None and _knows(cxx, level):
+            levels = [level]
+            break
     # If this user may not write the installation, as in a container, the cache is used.
     folder = INSTALLED if _writable(INSTALLED) else cache_folder()
-    return build(folder, [level], on_progress)[0]
+    ((level, path),) = build(folder, levels, on_progress).items()
+    return level, path
 
 
 def _writable(folder: Path) -> bool:
@@ -153,6 +176,15 @@ def _jobs() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _knows(cxx: str, level: str) -> bool:
+    """Whether the compiler has the instructions of a level."""
+    command = [cxx, *LEVELS[level][1], "-E", "-x", "c++", os.devnull, "-o", os.devnull]
+    try:
+        return not subprocess.run(command, capture_output=True, check=False).returncode
+    except OSError as error:
+        raise BuildError(f"{cxx}: {error}") from error
 
 
 def _compile(cxx: str, source: Path, target: Path, level: str) -> Path:

@@ -39,7 +39,7 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-igno
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         try:
-            paths = module.build(module.INSTALLED)
+            paths = module.build(module.INSTALLED).values()
         except (module.BuildError, OSError) as error:
             if wanted == "1":
                 raise

@@ -41,22 +41,28 @@ def custom_kernels_enabled() -> bool:
 
 def describe_kernels() -> str:
     """A description of the kernels on this CPU, with the remedy if they are slow."""
-    level = best_level() if build.supported() else None
     if not _wanted:
         return "torch: slower, as DISABLE_CUSTOM_KERNELS is set"
-    if level is None:
+    if not runnable_levels():
         return "torch: there are none for this processor"
-    if cpp_library() is not None:
-        return level.replace("_", " ")
+    if (library := cpp_library()) is not None:
+        return level_of(Path(library._name)).replace("_", " ")
     if build.compiler() is None:
         return "torch: slower; install g++, and tgi warmup compiles them"
     return "torch: slower; tgi warmup compiles them"
 
 
-def best_level() -> str | None:
-    """The best level whose features the processor has."""
+def runnable_levels() -> list[str]:
+    """The levels whose features the processor has, best first."""
+    if not build.supported():
+        return []
     has = cpu_features()
-    return next((name for name, (needs, _) in build.LEVELS.items() if needs <= has), None)
+    return [name for name, (needs, _) in build.LEVELS.items() if needs <= has]
+
+
+def level_of(path: Path) -> str:
+    """The level of a library."""
+    return path.stem.rpartition("-")[2]
 
 
 @contextmanager
@@ -92,24 +98,20 @@ def set_threads(count: int | None) -> None:
 
 @cache
 def _load() -> ctypes.CDLL | None:
-    level = best_level() if build.supported() else None
-    if level is None:
-        return None
-    for folder in (build.INSTALLED, build.cache_folder()):
-        path = folder / build.file_name(level)
-        if not path.exists():
-            continue
+    levels = runnable_levels()
+    for path in filter(None, map(build.find, levels)):
         try:
             library = open_library(path)
         except OSError as error:
-            log.warning("%s cannot be used, torch's operations are: %s", path, error)
+            log.warning("%s cannot be used: %s", path, error)
             continue
         log.debug("kernels: %s", path)
         return library
-    log.warning(
-        "the kernels for this processor were not compiled, torch's operations are used: several "
-        "times slower; with a C++ compiler, `tgi warmup` compiles them"
-    )
+    if levels:
+        log.warning(
+            "no kernels for this processor were compiled, torch's operations are used: several "
+            "times slower; with a C++ compiler, `tgi warmup` compiles them"
+        )
     return None
 
 

@@ -242,7 +242,7 @@ def _require_byte_products(device: torch.device, dtype: torch.dtype) -> None:
     if device.type != "cpu" or dtype != torch.bfloat16 or not multiplies_bytes():
         raise ConfigError(
             "--quantize-activations needs bfloat16 and our kernels, for AVX2 or for AVX-512 with "
-            "AVX512-BF16 and VNNI",
+            "VNNI",
             "use --no-quantize-activations",
         )
 

@@ -40,10 +40,10 @@ def native(
     compiled: dict[str, ctypes.CDLL],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    best = library.best_level()
-    if best is None:
+    if not compiled:
         pytest.skip("there are no kernels for this processor")
-    monkeypatch.setattr(library, "_load", lambda: compiled[best])
+    best = next(iter(compiled.values()))
+    monkeypatch.setattr(library, "_load", lambda: best)
 
 
 def batch_of(name: str, dtype: torch.dtype, **options: Tensor | float) -> tuple[KVSpec, Batch]:

@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,10 +24,10 @@ def test_libraries_are_compiled_once(
     )
     monkeypatch.setattr(build, "SOURCES", sources)
     progress: list[tuple[int, int]] = []
-    (first,) = build.build(folder, ["avx2"], lambda *counts: progress.append(counts))
+    first = build.build(folder, ["avx2"], lambda *counts: progress.append(counts))["avx2"]
     assert progress == [(1, 2), (2, 2)]
     made = first.stat().st_mtime_ns
-    assert build.build(folder, ["avx2"]) == [first]
+    assert build.build(folder, ["avx2"]) == {"avx2": first}
     assert first.stat().st_mtime_ns == made
     assert list(folder.iterdir()) == [first]  # nothing else is left behind
     assert ctypes.CDLL(str(first)).two() == 2
@@ -67,20 +68,55 @@ def test_the_compilers_message_is_reported(
     assert list((tmp_path / "lib").iterdir()) == []
 
 
-def test_the_best_level_of_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_levels_of_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "cpuinfo"
     monkeypatch.setattr(library, "_CPUINFO", info)
     modern = "avx2 fma f16c bmi2 avx512f avx512bw avx512vl avx512dq avx512cd avx512_vnni"
-    for flags, level in (
-        (f"{modern} avx512_bf16", "avx512_bf16"),
-        (modern, "avx512"),
-        ("sse4_2 avx2 fma f16c bmi2", "avx2"),
-        ("sse4_2 avx", None),
+    for flags, levels in (
+        (f"{modern} avx512_bf16", ["avx512_bf16", "avx512_vnni", "avx512", "avx2"]),
+        (modern, ["avx512_vnni", "avx512", "avx2"]),
+        (modern.replace(" avx512_vnni", ""), ["avx512", "avx2"]),
+        ("sse4_2 avx2 fma f16c bmi2", ["avx2"]),
+        ("sse4_2 avx", []),
     ):
         info.write_text(f"processor : 0\nflags\t\t: fpu {flags}\n")
-        assert library.best_level() == level
+        assert library.runnable_levels() == levels
     info.unlink()
-    assert library.best_level() is None
+    assert library.runnable_levels() == []
+
+
+def old_compiler(folder: Path) -> str:
+    """g++, or whichever there is, as before it knew AVX512-BF16 and VNNI."""
+    path, real = folder / "old-g++", build.compiler()
+    refuses = "case $a in -mavx512bf16|-mavx512vnni) exit 1;; esac"
+    path.write_text(f'#!/bin/sh\nfor a; do {refuses}; done\nexec {real} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_an_old_compiler_does_not_know_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: dict[str, ctypes.CDLL]
+) -> None:
+    (tmp_path / "cpp").mkdir()
+    (tmp_path / "cpp" / "one.cpp").write_text("int one() { return 1; }\n")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "cpp")
+    monkeypatch.setattr(build, "INSTALLED", tmp_path / "lib")
+    monkeypatch.setenv("CXX", old_compiler(tmp_path))
+    assert list(build.build(tmp_path / "lib")) == ["avx512", "avx2"]
+    assert build.build_for_use(["avx512_bf16", "avx2"])[0] == "avx2"
+    with pytest.raises(build.BuildError, match=r"old-g\+\+ is too old for avx512_bf16"):
+        build.build_for_use(["avx512_bf16"])
+
+
+def test_a_library_that_is_there_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "INSTALLED", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    there = tmp_path / build.file_name("avx2")
+    there.touch()
+    assert build.build_for_use(["avx512", "avx2"]) == ("avx2", there)
 
 
 def test_torch_does_where_nothing_was_compiled(
@@ -99,16 +135,17 @@ def test_what_computes_is_told_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build, "supported", lambda: True)
-    monkeypatch.setattr(library, "best_level", lambda: "avx2")
+    monkeypatch.setattr(library, "runnable_levels", lambda: ["avx512_vnni", "avx2"])
     monkeypatch.setattr(library, "cpp_library", lambda: None)
     monkeypatch.setenv("CXX", compiler)
     told = library.describe_kernels()
     assert told.startswith("torch: slower;")
     assert "tgi warmup compiles them" in told
     assert says in told
-    monkeypatch.setattr(library, "cpp_library", lambda: object())
-    assert library.describe_kernels() == "avx2"
-    monkeypatch.setattr(library, "best_level", lambda: None)
+    loaded = SimpleNamespace(_name=f"/lib/{build.file_name('avx512_vnni')}")
+    monkeypatch.setattr(library, "cpp_library", lambda: loaded)
+    assert library.describe_kernels() == "avx512 vnni"
+    monkeypatch.setattr(library, "runnable_levels", list)
     assert library.describe_kernels() == "torch: there are none for this processor"
 
 
@@ -116,7 +153,7 @@ def test_an_unloadable_library_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build, "supported", lambda: True)
-    monkeypatch.setattr(library, "best_level", lambda: "avx2")
+    monkeypatch.setattr(library, "runnable_levels", lambda: ["avx2"])
     monkeypatch.setattr(build, "INSTALLED", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
     (tmp_path / build.file_name("avx2")).write_bytes(b"not a library")

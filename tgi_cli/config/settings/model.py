@@ -129,8 +129,7 @@ LOADING_SETTINGS = (
             OPTIONAL_SWITCH,
             "Round activations to int8, with a scale per 64 inputs or fewer, for products with "
             "weights in integers of 8 bits or fewer: faster, less accurate. Needs bfloat16 and our "
-            "kernels, for AVX2 or for AVX-512 with AVX512-BF16 and VNNI. Default: on where these "
-            "are, else off.",
+            "kernels, for AVX2 or for AVX-512 with VNNI. Default: on where these are, else off.",
             negative=True,
         ),
         load_format=Setting(
