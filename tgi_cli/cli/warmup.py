@@ -70,9 +70,11 @@ def _compile(needed: bool) -> dict[str, Any]:
     try:
         text = "compiling the kernels for this processor"
         with Console(stderr=True).status(text) as status:
-            level, path = build.build_for_use(
-                levels, lambda compiled, total: status.update(f"{text}: {compiled} of {total} files")
-            )
+
+            def report(compiled: int, total: int) -> None:
+                status.update(f"{text}: {compiled} of {total} files")
+
+            level, path = build.build_for_use(levels, report)
     except (build.BuildError, OSError) as error:
         if not needed:
             return {}  # loading the model logs the consequences

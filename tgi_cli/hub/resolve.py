@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,8 +109,7 @@ def resolve_model(
         progress: progress of the download.
 
     Raises:
-        HubError: the model is unavailable (ModelNotFoundError, GatedModelError, OfflineError,
-            DiskFullError, CorruptFileError).
+        HubError: the model is unavailable; its subclasses have the reasons.
         ModelError: the model cannot be served.
     """
     model_id, revision = without_scheme(model_id, revision)
@@ -152,7 +152,7 @@ def resolve_model(
         if folder.exists():
             return LocalModel(_from_folder(folder, model_id, options), model_id, "")
     except OSError as error:
-        raise ModelError(f"{error.filename or model_id}: {error.strerror or error}") from error
+        raise ModelError(f"{error.filename or model_id:.200}: {error.strerror or error}") from error
     kind = "file" if model_id.lower().endswith(GGUF) else "folder"
     here = kind == "file" and ":" not in model_id and folder.parent.is_dir()
     name, tag = split_tag(model_id)
@@ -200,8 +200,9 @@ def _tokenizer_folder(
 ) -> Path | None:
     if name is None:
         return None
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
+    with suppress(OSError):  # a name that is too long
+        if (folder := Path(name).expanduser()).is_dir():
+            return folder
     return resolve_model(
         name, trust_remote_code=trust_remote_code, weights=False, progress=progress
     ).path
@@ -304,8 +305,7 @@ def _model(repository: Repository, hub: HubEnvironment, options: _ResolveOptions
         logger.info("%s: converted earlier", repository.model_id)
         _download(repository, chosen, hub, options)
         return snapshot
-    folder = _download(repository, pickles, hub, options)
-    return convert_folder(folder)
+    return convert_folder(_download(repository, pickles, hub, options))
 
 
 def _download(
