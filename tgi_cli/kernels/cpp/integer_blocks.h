@@ -21,8 +21,8 @@ struct Run {
   const uint8_t* codes;  // [fours of inputs][32 outputs][4 inputs]: `decoded`, or the panel itself
   bool offsets;
   alignas(64) uint8_t decoded[RUN_INPUTS / 4 * FOUR_BYTES];
-  alignas(64) float scale[RUN_INPUTS / 16][PANEL];  // of blocks
-  alignas(64) float offset[RUN_INPUTS / 16][PANEL];
+  Floats scale[RUN_INPUTS / 16][PANEL_VECTORS];  // of blocks
+  Floats offset[RUN_INPUTS / 16][PANEL_VECTORS];
 
   // So many chunks of the tile's panel, from the first on.
   template <class Codes>
@@ -50,13 +50,10 @@ struct Run {
     }
     offsets = tile.scales.offsets;
     for (int64_t b = 0; b < blocks; ++b) {
-      Floats scales[PANEL_VECTORS], offs[PANEL_VECTORS];
       if (tile.scales.kind == NO_GROUPS)
-        std::fill_n(scales, PANEL_VECTORS, Floats{} + 1.0f);  // a row's scale times 1 is itself
+        std::fill_n(scale[b], PANEL_VECTORS, Floats{} + 1.0f);  // a row's scale times 1 is itself
       else
-        tile.scales.of_group<PANEL_VECTORS, 0>((first_block + b) / tile.group_blocks, scales, offs);
-      std::memcpy(scale[b], scales, sizeof scales);
-      if (offsets) std::memcpy(offset[b], offs, sizeof offs);
+        tile.scales.of_group<PANEL_VECTORS, 0>((first_block + b) / tile.group_blocks, scale[b], offset[b]);
     }
   }
 };
@@ -82,14 +79,16 @@ void multiply_half(const Run& run, const RunRows& rows, int64_t first) {
   constexpr int SPAN = MOST < BLOCK_FOURS ? MOST : BLOCK_FOURS;
   static_assert(!UNSIGNED || SPAN * 2 * 127 * Codes::LARGEST < 1 << 15);
   const uint8_t *codes = run.codes + 4 * first, *x = rows.numbers, *scales = rows.scales, *ahead = rows.ahead;
-  const int64_t stride = rows.stride, field = rows.field;
-  const float *scale = run.scale[0] + first, *offset = run.offset[0] + first;
+  const uint8_t *lacking = scales + rows.field, *negated = lacking + rows.field;
+  const int64_t stride = rows.stride, ahead_bytes = rows.ahead_bytes;
+  float* const totals = rows.sums + first;
+  const Floats *scale = run.scale[0] + first / WIDTH, *offset = run.offset[0] + first / WIDTH;
   const bool offsets = run.offsets;
   const __m256i ones = _mm256_set1_epi16(1);
 
   for (int64_t block = run.blocks; block > 0; --block) {
-    for (int64_t line = 0; line < rows.ahead_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-    ahead += rows.ahead_bytes;
+    for (int64_t line = 0; line < ahead_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+    ahead += ahead_bytes;
     __m256i sums[ROWS][HALF];
     if constexpr (UNSIGNED) {
 #pragma GCC unroll 8
@@ -147,26 +146,33 @@ void multiply_half(const Run& run, const RunRows& rows, int64_t first) {
         x += 4;
       }
     }
+    auto add_block = [&](auto with_offsets) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; ++r) {
-      const Floats row_scale = Floats{} + float_at(scales + r * stride);
+      for (int r = 0; r < ROWS; ++r) {
+        const Floats row_scale = everywhere(scales + r * stride);
 #pragma GCC unroll 2
-      for (int v = 0; v < HALF; ++v) {
-        __m256i sum = sums[r][v];
-        if constexpr (UNSIGNED)
-          sum = _mm256_add_epi32(sum, _mm256_set1_epi32(int32_t(word_at(scales + r * stride + field))));
-        float* const kept = rows.sums + r * PANEL + first + WIDTH * v;
-        Floats total = multiply_add(read<Floats>(scale + WIDTH * v) * row_scale, (Floats)_mm256_cvtepi32_ps(sum),
-                                    read<Floats>(kept));
-        if (offsets)
-          total = multiply_add(read<Floats>(offset + WIDTH * v),
-                               Floats{} + float_at(scales + r * stride + 2 * field), total);
-        std::memcpy(kept, &total, sizeof total);
+        for (int v = 0; v < HALF; ++v) {
+          __m256i sum = sums[r][v];
+          if constexpr (UNSIGNED)
+            sum = _mm256_add_epi32(sum, _mm256_set1_epi32(int32_t(word_at(lacking + r * stride))));
+          float* const kept = totals + r * PANEL + WIDTH * v;
+          Floats total = multiply_add(scale[v] * row_scale, (Floats)_mm256_cvtepi32_ps(sum),
+                                      read<Floats>(kept));
+          if constexpr (with_offsets)
+            total = multiply_add(offset[v], everywhere(negated + r * stride), total);
+          std::memcpy(kept, &total, sizeof total);
+        }
       }
-    }
+    };
+    if (offsets)
+      add_block(std::true_type{});
+    else
+      add_block(std::false_type{});
     scales += 4;
-    scale += PANEL;
-    offset += PANEL;
+    lacking += 4;
+    negated += 4;
+    scale += PANEL_VECTORS;
+    offset += PANEL_VECTORS;
   }
 }
 

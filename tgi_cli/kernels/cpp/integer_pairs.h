@@ -94,7 +94,7 @@ void multiply_integers(const IntegerTile& tile) {
     auto add_block = [&](auto in_groups, auto offsets) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) {
-        const Floats row_scale = Floats{} + float_at(scale_of + r * stride);
+        const Floats row_scale = everywhere(scale_of + r * stride);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
           Floats total = read<Floats>(kept(r, v));
@@ -103,7 +103,7 @@ void multiply_integers(const IntegerTile& tile) {
           if constexpr (in_groups) factor = scale[v] * row_scale;
           total = multiply_add(factor, sum, total);
           if constexpr (offsets)
-            total = multiply_add(offset[v], Floats{} + float_at(scale_of + r * stride + 2 * field), total);
+            total = multiply_add(offset[v], everywhere(scale_of + r * stride + 2 * field), total);
           std::memcpy(kept(r, v), &total, sizeof total);
         }
       }
