@@ -7,16 +7,17 @@
 
 namespace tgi {
 
-inline f32x16 load_some(const bf16* from, int64_t count) {
-  if (count == 16) return load(from);
+// Inlined: with AVX2, vectors of sixteen are passed in memory.
+TGI_INLINE f32x16 load_some(const bf16* from, int64_t count) {
+  if (__builtin_expect(count == 16, 1)) return load(from);
   bf16 some[16] = {};
   std::copy_n(from, count, some);
   return load(some);
 }
 
 template <class Number>
-void store_some(Number* to, f32x16 x, int64_t count) {
-  if (count == 16) return store(to, x);
+TGI_INLINE void store_some(Number* to, f32x16 x, int64_t count) {
+  if (__builtin_expect(count == 16, 1)) return store(to, x);
   Number all[16];
   store(all, x);
   std::copy_n(all, count, to);

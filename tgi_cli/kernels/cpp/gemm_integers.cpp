@@ -2,11 +2,46 @@
 
 #include "bit_planes.h"
 #include "epilogue.h"
-#include "integer_tile.h"
+#include "integer_blocks.h"
 
 namespace tgi {
 
 #if TGI_BYTE_PRODUCTS
+
+namespace {
+
+void multiply_format(const Matrix& weight, const IntegerTile& tile, int64_t rows, int64_t panels) {
+  if (weight.format == INT4 && panels == 2)
+    multiply_integer_rows<Int4Codes, 1, 2, TWO_INTEGER_PANELS_ROWS>(tile, rows);
+  else if (weight.format == INT4)
+    multiply_integer_rows<Int4Codes, 1>(tile, rows);
+  else if (weight.format == INT5)
+    multiply_integer_rows<BitPlanesCodes<5>, 1>(tile, rows);
+  else if (weight.format == INT6)
+    multiply_integer_rows<BitPlanesCodes<6>, 1>(tile, rows);
+  else if (weight.planes() == 1)
+    multiply_integer_rows<Int8Codes, 1>(tile, rows);
+  else
+    multiply_integer_rows<Int8Codes, 2>(tile, rows);
+}
+
+// Whether codes were decoded once for all rows of a piece, which were multiplied.
+bool multiply_decoded(const Matrix& weight, const IntegerTile& tile, const Piece& piece, const uint8_t* next) {
+#if defined(__AVX512VNNI__)
+  return false;  // to decode takes less than to read what was decoded
+#else
+  if (piece.rows <= FEW_ROWS) return false;
+  switch (weight.format) {
+    case INT4: multiply_in_runs<Int4Codes>(tile, piece, next); break;
+    case INT5: multiply_in_runs<BitPlanesCodes<5>>(tile, piece, next); break;
+    case INT6: multiply_in_runs<BitPlanesCodes<6>>(tile, piece, next); break;
+    default: multiply_in_runs<Int8Codes>(tile, piece, next);
+  }
+  return true;
+#endif
+}
+
+}  // namespace
 
 void run_integers(const Linear& linear, const QuantizedRows& quantized, const Piece& piece, float* all_sums) {
   const Matrix& weight = *linear.weight;
@@ -45,7 +80,10 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
                                                               : weight.panel(first_panel) + start + bytes;
       const int64_t step = at_once * weight.chunk_bytes();
       if (at_once < both) next += panel % both * chunks * step;  // each of two panels fetches a half
-      for (int64_t t = 0; t < tiles; ++t) {
+      tile.rows = {quantized.first + piece.first_row * quantized.stride, quantized.stride};
+      tile.sums = sums;
+      const bool done = multiply_decoded(weight, tile, piece, next);
+      for (int64_t t = 0; t < tiles && !done; ++t) {
         const int64_t row = piece.row(t), count = piece.row(t + 1) - row;
         tile.rows = {quantized.first + (piece.first_row + row) * quantized.stride, quantized.stride};
         tile.sums = sums + row * PANEL;
@@ -53,18 +91,7 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
                          ? Ahead{next, step, false, nullptr, nullptr}
                          : piece.ahead(t, tile.panel, chunks * step, step, next, at_once * far);
         if (last && tiles > 1) fetch_results(linear, panel, piece.first_row + row, count);
-        if (weight.format == INT4 && at_once == 2)
-          multiply_integer_rows<Int4Codes, 1, 2, TWO_INTEGER_PANELS_ROWS>(tile, count);
-        else if (weight.format == INT4)
-          multiply_integer_rows<Int4Codes, 1>(tile, count);
-        else if (weight.format == INT5)
-          multiply_integer_rows<BitPlanesCodes<5>, 1>(tile, count);
-        else if (weight.format == INT6)
-          multiply_integer_rows<BitPlanesCodes<6>, 1>(tile, count);
-        else if (planes == 1)
-          multiply_integer_rows<Int8Codes, 1>(tile, count);
-        else
-          multiply_integer_rows<Int8Codes, 2>(tile, count);
+        multiply_format(weight, tile, count, at_once);
       }
       if (last)
         for (int64_t i = 0; i < at_once; ++i)

@@ -11,8 +11,8 @@
 
 namespace tgi {
 
-// Rows of a tile of a product in integers with AVX2: more share what decoding codes and reading scales take.
-constexpr int INTEGER_TILE_ROWS = 8;
+// Rows of a tile of a product in integers with AVX2: for sums of more there are no registers.
+constexpr int INTEGER_TILE_ROWS = 4;
 
 // A piece has at most so many rows, whose inputs, a slab at a time, fit into the second-level cache.
 constexpr int64_t MAX_ROWS = 8 * TILE_ROWS;

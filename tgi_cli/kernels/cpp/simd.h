@@ -55,13 +55,29 @@ TGI_INLINE bf16 to_bf16(float value) {
 
 TGI_INLINE f32x16 splat(float value) { return f32x16{} + value; }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Half of a vector, which is in memory. GCC would copy whole ones 16 bytes at a time, and a load of 32 bytes waits for
+// two such stores: results of products took three times as long to round.
+TGI_INLINE __m256& half_of(f32x16& x, int half) { return reinterpret_cast<__m256*>(&x)[half]; }
+#endif
+
 TGI_INLINE f32x16 load(const float* from) {
   f32x16 x;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  for (int half = 0; half < 2; ++half) half_of(x, half) = _mm256_loadu_ps(from + 8 * half);
+#else
   std::memcpy(&x, from, 64);
+#endif
   return x;
 }
 
-TGI_INLINE void store(float* to, f32x16 x) { std::memcpy(to, &x, 64); }
+TGI_INLINE void store(float* to, f32x16 x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  for (int half = 0; half < 2; ++half) _mm256_storeu_ps(to + 8 * half, half_of(x, half));
+#else
+  std::memcpy(to, &x, 64);
+#endif
+}
 
 TGI_INLINE u32x16 load_pairs(const void* from) {
   u32x16 x;
@@ -99,10 +115,8 @@ TGI_INLINE void store(bf16* to, f32x16 x) {
   __m256bh half = _mm512_cvtneps_pbh((__m512)x);
   std::memcpy(to, &half, 32);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-  __m256 halves[2];
-  std::memcpy(halves, &x, 64);
-  const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(rounded_words(halves[0]), 16),
-                                             _mm256_srli_epi32(rounded_words(halves[1]), 16));
+  const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(rounded_words(half_of(x, 0)), 16),
+                                             _mm256_srli_epi32(rounded_words(half_of(x, 1)), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
 #else
   u32x16 bits = (u32x16)x;
@@ -117,11 +131,9 @@ TGI_INLINE void store(bf16* to, f32x16 x) {
 // x as it would be had it been kept in bfloat16 in between.
 TGI_INLINE f32x16 through_bf16(f32x16 x) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  __m256i halves[2];
-  std::memcpy(halves, &x, 64);
-  for (__m256i& half : halves)
-    half = _mm256_and_si256(rounded_words(_mm256_castsi256_ps(half)), _mm256_set1_epi32(int32_t(0xffff0000)));
-  std::memcpy(&x, halves, 64);
+  const __m256i upper = _mm256_set1_epi32(int32_t(0xffff0000));
+  for (int half = 0; half < 2; ++half)
+    half_of(x, half) = _mm256_castsi256_ps(_mm256_and_si256(rounded_words(half_of(x, half)), upper));
   return x;
 #else
   bf16 kept[16];
@@ -142,14 +154,11 @@ TGI_INLINE uint32_t pair_at(const bf16* from) {
 TGI_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  __m256 x[2], y[2], z[2];
-  std::memcpy(x, &a, 64);
-  std::memcpy(y, &b, 64);
-  std::memcpy(z, &c, 64);
-  for (int half = 0; half < 2; ++half) z[half] = _mm256_fmadd_ps(x[half], y[half], z[half]);
-  std::memcpy(&c, z, 64);
-  return c;
+#elif defined(__AVX2__) && defined(__FMA__)
+  f32x16 sum;
+  for (int half = 0; half < 2; ++half)
+    half_of(sum, half) = _mm256_fmadd_ps(half_of(a, half), half_of(b, half), half_of(c, half));
+  return sum;
 #else
   return a * b + c;
 #endif

@@ -50,11 +50,11 @@ TGI_INLINE void accumulate(Floats& sum, Floats a, Floats b) {
 }
 
 // A number in all lanes: the compiler would add it to zeros first, whose sign matters.
-TGI_INLINE Floats everywhere(const float* number) {
+TGI_INLINE Floats everywhere(const void* number) {
 #if defined(__AVX2__)
-  return (Floats)_mm256_broadcast_ss(number);
+  return (Floats)_mm256_broadcast_ss(static_cast<const float*>(number));
 #else
-  return Floats{} + *number;
+  return Floats{} + *static_cast<const float*>(number);
 #endif
 }
 
