@@ -33,6 +33,10 @@ LEVELS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
         ("-march=x86-64-v4", "-mprefer-vector-width=512"),
     ),
+    "avx2_vnni": (
+        frozenset({"avx2", "fma", "f16c", "bmi2", "avx_vnni"}),
+        ("-march=x86-64-v3", "-mavxvnni"),
+    ),
     "avx2": (frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
 }
 """Levels, best first: the processor's features that one needs, and the compiler's flags."""

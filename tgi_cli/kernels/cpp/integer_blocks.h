@@ -70,14 +70,14 @@ struct RunRows {
   int64_t ahead_bytes;
 };
 
-// Half a panel. A register has sums of `SPAN` fours in 16 bits: as many as they hold.
+// Half a panel. A register has sums of `SPAN` fours in 16 bits: as many as they hold. With AVX-VNNI, it has sums of
+// 32 bits at once.
 template <class Codes, int BLOCK_FOURS, int ROWS>
 void multiply_half(const Run& run, const RunRows& rows, int64_t first) {
   constexpr int HALF = PANEL_VECTORS / 2;
-  constexpr bool UNSIGNED = Codes::LARGEST < 128;
-  constexpr int MOST = !UNSIGNED ? 1 : Codes::LARGEST > 31 ? 2 : Codes::LARGEST > 15 ? 4 : 8;
+  constexpr int MOST = Codes::LARGEST > 127 ? 1 : Codes::LARGEST > 31 ? 2 : Codes::LARGEST > 15 ? 4 : 8;
   constexpr int SPAN = MOST < BLOCK_FOURS ? MOST : BLOCK_FOURS;
-  static_assert(!UNSIGNED || SPAN * 2 * 127 * Codes::LARGEST < 1 << 15);
+  static_assert(Codes::LARGEST > 127 || SPAN * 2 * 127 * Codes::LARGEST < 1 << 15);
   const uint8_t *codes = run.codes + 4 * first, *x = rows.numbers, *scales = rows.scales, *ahead = rows.ahead;
   const uint8_t *lacking = scales + rows.field, *negated = lacking + rows.field;
   const int64_t stride = rows.stride, ahead_bytes = rows.ahead_bytes;
@@ -90,7 +90,24 @@ void multiply_half(const Run& run, const RunRows& rows, int64_t first) {
     for (int64_t line = 0; line < ahead_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     ahead += ahead_bytes;
     __m256i sums[ROWS][HALF];
-    if constexpr (UNSIGNED) {
+    if constexpr (ADDS_FOURS) {
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < HALF; ++v) sums[r][v] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+      for (int i = 0; i < BLOCK_FOURS; ++i, codes += FOUR_BYTES, x += 4) {
+        __m256i four[HALF];
+#pragma GCC unroll 2
+        for (int v = 0; v < HALF; ++v) four[v] = read<__m256i>(codes + 4 * WIDTH * v);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          const __m256i numbers = _mm256_set1_epi32(int32_t(word_at(x + r * stride)));
+#pragma GCC unroll 2
+          for (int v = 0; v < HALF; ++v) sums[r][v] = add_fours(four[v], numbers, sums[r][v]);
+        }
+      }
+    } else if constexpr (UNSIGNED<Codes>) {
 #pragma GCC unroll 8
       for (int span = 0; span < BLOCK_FOURS / SPAN; ++span) {
         __m256i pairs[ROWS][HALF];
@@ -153,7 +170,7 @@ void multiply_half(const Run& run, const RunRows& rows, int64_t first) {
 #pragma GCC unroll 2
         for (int v = 0; v < HALF; ++v) {
           __m256i sum = sums[r][v];
-          if constexpr (UNSIGNED)
+          if constexpr (UNSIGNED<Codes>)
             sum = _mm256_add_epi32(sum, _mm256_set1_epi32(int32_t(word_at(lacking + r * stride))));
           float* const kept = totals + r * PANEL + WIDTH * v;
           Floats total = multiply_add(scale[v] * row_scale, (Floats)_mm256_cvtepi32_ps(sum),

@@ -1,4 +1,5 @@
-// Products of a few rows of integers on processors with AVX2, which multiplies bytes in pairs.
+// Products of a few rows of integers on processors with AVX2, which multiplies bytes in pairs, or with AVX-VNNI, which
+// multiplies them in fours.
 #pragma once
 
 #include "integer_tile.h"
@@ -6,6 +7,26 @@
 #if defined(__AVX2__) && !defined(__AVX512F__)
 
 namespace tgi {
+
+// Whether sums of 32 bits take four products at once, of unsigned codes of 8 bits as well.
+#if defined(__AVXVNNI__)
+constexpr bool ADDS_FOURS = true;
+#else
+constexpr bool ADDS_FOURS = false;
+#endif
+
+// Adds the products of fours of codes and numbers in each lane.
+TGI_INLINE __m256i add_fours([[maybe_unused]] __m256i codes, [[maybe_unused]] __m256i numbers, __m256i sum) {
+#if defined(__AVXVNNI__)
+  return _mm256_dpbusd_avx_epi32(sum, codes, numbers);
+#else
+  return sum;
+#endif
+}
+
+// Whether codes are multiplied as they are, or less 128.
+template <class Codes>
+constexpr bool UNSIGNED = ADDS_FOURS || Codes::LARGEST < 128;
 
 // Products of fours of codes and numbers in each lane, added up in pairs of 16 bits.
 template <class Codes>
@@ -26,7 +47,6 @@ void multiply_integers(const IntegerTile& tile) {
   constexpr int SPAN = Codes::LARGEST > 127 ? 1 : Codes::LARGEST > 31 ? 2 : 4;
   constexpr int SPAN_CHUNKS = SPAN / FOURS;
   constexpr int LINES = (Codes::STRIDE == 256 ? 32 * VECTORS : Codes::STRIDE * VECTORS / PANEL_VECTORS + 63) / 64;
-  constexpr bool UNSIGNED = Codes::LARGEST < 128;  // codes are multiplied as they are
   // Every third row has a pointer: the two behind it are reached by the stride.
   constexpr int POINTERS = (ROWS + 2) / 3;
   const int64_t stride = tile.rows.stride, field = 4 * tile.blocks;
@@ -50,7 +70,7 @@ void multiply_integers(const IntegerTile& tile) {
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v)
-        sums[r][v] = UNSIGNED ? Words{} + word_at(scale_of + r * stride + field) : Words{};
+        sums[r][v] = UNSIGNED<Codes> ? Words{} + word_at(scale_of + r * stride + field) : Words{};
 
     auto add_chunks = [&](auto count) __attribute__((always_inline)) {
       constexpr int TOGETHER = decltype(count)::value * FOURS;
@@ -73,6 +93,13 @@ void multiply_integers(const IntegerTile& tile) {
         for (int r = 0; r < ROWS; ++r) {
           const uint8_t* from = numbers[r / 3] + (r % 3) * stride;
           __asm__ volatile("" : "+r"(from));  // else GCC keeps numbers for the next vector, in memory
+          if constexpr (ADDS_FOURS) {
+#pragma GCC unroll 4
+            for (int i = 0; i < TOGETHER; ++i)
+              sums[r][v] = (Words)add_fours((__m256i)codes[i], _mm256_set1_epi32(int32_t(word_at(from + 4 * i))),
+                                            (__m256i)sums[r][v]);
+            continue;
+          }
           __m256i pairs = pairs_of_four<Codes>(codes[0], word_at(from));
 #pragma GCC unroll 4
           for (int i = 1; i < TOGETHER; ++i)
