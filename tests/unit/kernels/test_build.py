@@ -76,6 +76,7 @@ def test_the_levels_of_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (f"{modern} avx512_bf16", ["avx512_bf16", "avx512_vnni", "avx512", "avx2"]),
         (modern, ["avx512_vnni", "avx512", "avx2"]),
         (modern.replace(" avx512_vnni", ""), ["avx512", "avx2"]),
+        ("sse4_2 avx2 fma f16c bmi2 avx_vnni", ["avx2_vnni", "avx2"]),
         ("sse4_2 avx2 fma f16c bmi2", ["avx2"]),
         ("sse4_2 avx", []),
     ):
@@ -86,9 +87,9 @@ def test_the_levels_of_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def old_compiler(folder: Path) -> str:
-    """g++, or whichever there is, as before it knew AVX512-BF16 and VNNI."""
+    """g++, or whichever there is, as before it knew AVX512-BF16, VNNI and AVX-VNNI."""
     path, real = folder / "old-g++", build.compiler()
-    refuses = "case $a in -mavx512bf16|-mavx512vnni) exit 1;; esac"
+    refuses = "case $a in -mavx512bf16|-mavx512vnni|-mavxvnni) exit 1;; esac"
     path.write_text(f'#!/bin/sh\nfor a; do {refuses}; done\nexec {real} "$@"\n')
     path.chmod(0o755)
     return str(path)
