@@ -192,7 +192,7 @@ void multiply_run(const Run& run, RunRows rows, int64_t block_fours, int64_t cou
   multiply_half<Codes, BLOCK_FOURS, ROWS>(run, rows, PANEL / 2);
 }
 
-// All rows of a piece by a panel, or a slab of it. What is multiplied then, as many bytes at `next`, is fetched meanwhile.
+// All rows of a piece by a panel, or a slab of it. What is multiplied then, as many bytes at `next`, is fetched.
 template <class Codes>
 void multiply_in_runs(const IntegerTile& tile, const Piece& piece, const uint8_t* next) {
   constexpr int FOURS = Codes::INPUTS / 4, BYTES = Codes::STRIDE == 256 ? 128 : Codes::STRIDE;  // of a chunk
