@@ -268,6 +268,23 @@ def test_the_largest_sums_are_exact(level: str, code: int, inputs: int) -> None:
     assert torch.equal(y, exact.bfloat16().float().expand(14, 33))
 
 
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+def test_the_largest_sums_of_rounded_rows_are_exact(level: str, bits: int, group: int) -> None:
+    """Products of bytes are added up in 16 bits where they fit."""
+    inputs = 640 + group
+    for code in (0, 2**bits - 1):
+        codes = torch.full((33, inputs), code, dtype=torch.uint8)
+        matrix = pack_codes(codes, torch.ones(33, inputs // group), None, bits, group)
+        assert quantize_inputs(matrix) == multiplies_bytes()
+        for rows in (1, 2, 3, 7, 14):
+            x = torch.full((rows, inputs), 127.0).bfloat16()
+            x[::2] *= -1
+            y = linear(x, matrix, epilogue=Epilogue.FLOAT)
+            exact = x.double()[:, :1] * (code - 2 ** (bits - 1)) * inputs
+            assert torch.equal(y, exact.bfloat16().float().expand(rows, 33)), (code, rows)
+
+
 @pytest.mark.parametrize("how", ["8i", "4i/64", "4zi/128"])
 def test_inputs_are_rounded_to_8_bits_on_request(level: str, how: str) -> None:
     matrix, weight = make(96, 704, how, exact=False)

@@ -25,11 +25,15 @@ void multiply_format(const Matrix& weight, const IntegerTile& tile, int64_t rows
     multiply_integer_rows<Int8Codes, 2>(tile, rows);
 }
 
-// Whether codes were decoded once for all rows of a piece, which were multiplied.
-bool multiply_decoded(const Matrix& weight, const IntegerTile& tile, const Piece& piece, const uint8_t* next) {
 #if defined(__AVX512VNNI__)
-  return false;  // to decode takes less than to read what was decoded
+
+// To decode codes again takes no longer than to read what was decoded.
+bool multiply_decoded(const Matrix&, const IntegerTile&, const Piece&, const uint8_t*) { return false; }
+
 #else
+
+// If there are more than a few rows, multiply all of a piece by codes that are decoded once for them.
+bool multiply_decoded(const Matrix& weight, const IntegerTile& tile, const Piece& piece, const uint8_t* next) {
   if (piece.rows <= FEW_ROWS) return false;
   switch (weight.format) {
     case INT4: multiply_in_runs<Int4Codes>(tile, piece, next); break;
@@ -38,8 +42,9 @@ bool multiply_decoded(const Matrix& weight, const IntegerTile& tile, const Piece
     default: multiply_in_runs<Int8Codes>(tile, piece, next);
   }
   return true;
-#endif
 }
+
+#endif
 
 }  // namespace
 

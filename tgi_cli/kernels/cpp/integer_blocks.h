@@ -3,6 +3,11 @@
 //
 // Sums are those of integer_pairs.h, to the last bit: those of a block are exact, and blocks are scaled and added in
 // the same order.
+//
+// On a Zen 3 at 3.06 GHz, 32 rows by 4-bit codes run at 215 Gop/s within multiply_half(), of which two products and
+// two other instructions per cycle would allow 320, and at 160 in all. By 8-bit codes they run at 100: all ways to
+// multiply bytes of full range (with signs, in two halves of four bits, as 16 bits) take four instructions for 32
+// products, and came out within 10 % of 120.
 #pragma once
 
 #include "integer_pairs.h"
@@ -175,8 +180,7 @@ void multiply_half(const Run& run, const RunRows& rows, int64_t first) {
           float* const kept = totals + r * PANEL + WIDTH * v;
           Floats total = multiply_add(scale[v] * row_scale, (Floats)_mm256_cvtepi32_ps(sum),
                                       read<Floats>(kept));
-          if constexpr (with_offsets)
-            total = multiply_add(offset[v], everywhere(negated + r * stride), total);
+          if constexpr (with_offsets) total = multiply_add(offset[v], everywhere(negated + r * stride), total);
           std::memcpy(kept, &total, sizeof total);
         }
       }
@@ -205,7 +209,7 @@ void multiply_run(const Run& run, RunRows rows, int64_t block_fours, int64_t cou
   multiply_half<Codes, BLOCK_FOURS, ROWS>(run, rows, PANEL / 2);
 }
 
-// All rows of a piece by a panel, or a slab of it. `next` is what is multiplied then, as many bytes.
+// All rows of a piece by a panel, or a slab of it. What is multiplied then, as many bytes at `next`, is fetched.
 template <class Codes>
 void multiply_in_runs(const IntegerTile& tile, const Piece& piece, const uint8_t* next) {
   constexpr int FOURS = Codes::INPUTS / 4, BYTES = Codes::STRIDE == 256 ? 128 : Codes::STRIDE;  // of a chunk

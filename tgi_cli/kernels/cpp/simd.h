@@ -56,8 +56,8 @@ TGI_INLINE bf16 to_bf16(float value) {
 TGI_INLINE f32x16 splat(float value) { return f32x16{} + value; }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Half of a vector, which is in memory. GCC would copy whole ones 16 bytes at a time, and a load of 32 bytes waits for
-// two such stores: results of products took three times as long to round.
+// Half of a vector, which is in memory. GCC would copy whole ones 16 bytes at a time, and a load of 32 bytes waits
+// for two such stores: rounding results took two thirds of its time for that.
 TGI_INLINE __m256& half_of(f32x16& x, int half) { return reinterpret_cast<__m256*>(&x)[half]; }
 #endif
 
