@@ -3,7 +3,7 @@
 The tokens that follow show whether a draft was right, even if it was not verified. So estimates of
 acceptance stay current while nothing is verified, and no step is spent on testing them. Estimates
 of durations do not: where drafts would pay if rows were cheaper than they seem to be, a few are
-verified to learn what they cost, within a share of the time. What neither estimates account for is
+verified to learn what they cost, within a share of the time. What neither accounts for is
 limited by :mod:`tgi_cli.engine.speculation.balance`. Drafters with weights differ, since proposals
 take time: see :mod:`tgi_cli.engine.speculation.proposals`.
 
@@ -228,6 +228,7 @@ class AdaptiveSpeculator:
         if not any(lengths) and teaches and costs.may_pay and not self._trials.wait:
             lengths = choose_lengths(survivals + without, costs.hopes)
             expected = gain(survivals + without, lengths, costs.durations)
+            # Also if none is worth a trial, so that what might be is not looked for in each step.
             self._trials.spend(max(_LEAST_TRIAL, 1.0 - expected))
         total = sum(lengths)
         price = (costs.durations[total] / costs.durations[0] - 1.0) / max(1, total)
