@@ -115,9 +115,7 @@ def train(
     peak = 3e-3 if start is None else 1e-3
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.1)
     losses: deque[float] = deque(maxlen=40)
-    fast = (
-        torch.cpu._is_avx512_bf16_supported()
-    )  # elsewhere, torch is many times slower than float32
+    fast = torch.cpu._is_avx512_bf16_supported()  # elsewhere, float32 is many times faster
     for step in range(steps):
         rate = peak * min(1.0, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:

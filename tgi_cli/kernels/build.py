@@ -90,7 +90,7 @@ def build(
     levels: Iterable[str] = tuple(LEVELS),
     on_progress: OnProgress = lambda compiled, total: None,
 ) -> dict[str, Path]:
-    """Compile the libraries missing in ``folder``; about 20 s of one core per level.
+    """Compile the libraries missing in ``folder``; 20 to 70 s of one core per level.
 
     Levels that the compiler is too old for are left out.
 

@@ -22,7 +22,6 @@ from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, class_of
 from tgi_cli.engine.speculation.balance import MAX_FOUND_PAUSE, Balance
-from tgi_cli.engine.speculation.budget import Budget
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths, gain
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
 from tgi_cli.engine.speculation.look_ups import (
@@ -33,6 +32,7 @@ from tgi_cli.engine.speculation.look_ups import (
 )
 from tgi_cli.engine.speculation.proposals import Proposals
 from tgi_cli.engine.speculation.step_costs import Costs, StepCosts, batch_class
+from tgi_cli.engine.speculation.time_budget import TimeBudget
 from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
 
 _WEIGHTS = DraftSource.WEIGHTS.name.lower()
@@ -114,7 +114,7 @@ class AdaptiveSpeculator:
         self._balances: dict[int, Balance] = {}
         """Of drafts that were looked up, by classes of the number of sequences."""
         self._failing = failing_budget()
-        self._trials = Budget(_TRIALS, _TRIALS_AT_ONCE)
+        self._trials = TimeBudget(_TRIALS, _TRIALS_AT_ONCE)
         self._steps = 0
         """Number of steps that were applied."""
         self._quiet: tuple[_Group, int] | None = None

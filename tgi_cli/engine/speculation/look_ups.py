@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tgi_cli.engine.speculation.budget import Budget
+from tgi_cli.engine.speculation.time_budget import TimeBudget
 
 MAX_PAUSE = 63
 """Most steps in a row in which a sequence is not looked up."""
@@ -101,6 +101,6 @@ def longest_pause(sequences: int, cost: float) -> int:
     return (1 << needed.bit_length()) - 1
 
 
-def failing_budget() -> Budget:
+def failing_budget() -> TimeBudget:
     """The time for look-ups of sequences whose latest ones have failed."""
-    return Budget(_FAILING, _FAILING_AT_ONCE)
+    return TimeBudget(_FAILING, _FAILING_AT_ONCE)

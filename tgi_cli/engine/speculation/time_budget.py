@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Budget:
+class TimeBudget:
     """A share of the time of steps, which may be saved up to a limit and overdrawn once.
 
     Attributes:
