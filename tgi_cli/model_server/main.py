@@ -34,7 +34,8 @@ from tgi_cli.model_server.grpc_service import ServedEngine, ServiceFactory
 from tgi_cli.model_server.request_spans import open_request_spans
 from tgi_cli.process import unix_socket
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
-from tgi_cli.process.imports import importing, without_meta_kernels
+from tgi_cli.process.imports import importing
+from tgi_cli.process.minimal_torch import import_minimal_torch
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
 from tgi_cli.process.signals import delivered, exiting_on
@@ -75,7 +76,8 @@ def run_model_server(
     unix_socket.claim(server_config.uds_path)
     limit_arenas(_ARENAS)
     fd = server_config.heartbeat_fd
-    with importing(), without_meta_kernels():
+    with importing():
+        import_minimal_torch()
         from tgi_cli.worker.factory import load_worker
     release_file_pages()  # of what imports alone have run: they would add to the peak of loading
     serve = server_config.serve

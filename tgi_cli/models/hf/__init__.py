@@ -1,5 +1,7 @@
 """Causal language models of transformers, run with our layers and paged attention."""
 
-# Operators for the meta device, on which models are built and tried: processes that serve other
-# models have imported torch without them (:func:`tgi_cli.process.imports.without_meta_kernels`).
-import torch._meta_registrations  # noqa: F401
+from tgi_cli.process.minimal_torch import complete_torch
+
+# Models are built and tried on the meta device, with operators that processes which serve other
+# models leave out.
+complete_torch()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.logging import dump_on_signal, setup
 from tgi_cli.process.framing import Channel
-from tgi_cli.process.imports import without_meta_kernels
+from tgi_cli.process.minimal_torch import import_minimal_torch
 from tgi_cli.process.spawn import read_config
 from tgi_cli.worker.tensor_parallel import messages
 from tgi_cli.worker.tensor_parallel.process_link import ProcessLink
@@ -87,11 +87,11 @@ def main() -> NoReturn:
 
 def _load(config: EngineConfig, number: int, receiver: _EventReceiver, host: str) -> ModelWorker:
     """Load, connect and warm up, as shard 0 does."""
-    with without_meta_kernels():
-        from tgi_cli.device.distributed import LOOPBACK, Shard, device_of
-        from tgi_cli.worker.factory import make_worker
-        from tgi_cli.worker.tensor_parallel.group import CONNECT_SECONDS, START_SECONDS
-        from tgi_cli.worker.tensor_parallel.stores import RemoteStore
+    import_minimal_torch()
+    from tgi_cli.device.distributed import LOOPBACK, Shard, device_of
+    from tgi_cli.worker.factory import make_worker
+    from tgi_cli.worker.tensor_parallel.group import CONNECT_SECONDS, START_SECONDS
+    from tgi_cli.worker.tensor_parallel.stores import RemoteStore
 
     device = device_of(config.device, config.device_index(number))
     stages = config.pipeline_parallel_size
