@@ -54,6 +54,13 @@ inline int64_t tile_rows(const Matrix& weight) {
   return keeps ? TILE_ROWS / 2 : TILE_ROWS;
 }
 
+// Tiles of a product. Memory decides how long one of 7 to 9 rows by 8-bit codes takes, if a single tile reads
+// them: on a Zen 4, 0.78 times as long as two tiles whose sums are in registers.
+inline int64_t count_tiles(const Matrix& weight, int64_t rows) {
+  const bool single = VNNI && weight.planes() == 1 && weight.format == INT8 && rows <= 9;
+  return ceil_div(rows, single ? TILE_ROWS : tile_rows(weight));
+}
+
 // A product in blocks of rows times stretches of panels.
 struct Cut {
   int64_t panels, together, tiles, blocks, stretches;
@@ -62,7 +69,7 @@ struct Cut {
     const Matrix& weight = *linear.weight;
     panels = weight.panels();
     together = weight.interleaved();
-    tiles = ceil_div(linear.rows, tile_rows(weight));
+    tiles = count_tiles(weight, linear.rows);
     blocks = ceil_div(linear.rows, MAX_ROWS);
     stretches = 0;
     if (!blocks) return;
