@@ -73,6 +73,9 @@ LLAMA_DRAFTS = {
 """Flags of ``llama-server`` for drafts without weights, of about as many tokens as ours; by default
 it drafts 48 behind a match of 12 or 24 tokens."""
 
+LLAMA_SAMPLING = "--top-k 0 --top-p 1 --min-p 0"
+"""Samples from the whole vocabulary, as ours do; its defaults make chats easier to predict."""
+
 WARM_TOKENS = 32
 """Tokens of an answer that warms a server up."""
 
@@ -92,9 +95,9 @@ class Llama:
 
     def __init__(self, build: Path, kinds: list[str], model: Path, folder: Path) -> None:
         python = Path(sys.executable)
+        flags = {kind: [*LLAMA_SAMPLING.split(), *LLAMA_DRAFTS[kind].split()] for kind in kinds}
         self._contestants = [
-            LlamaCpp(build, "bf16", python, f"llama.cpp {kind}", LLAMA_DRAFTS[kind].split())
-            for kind in kinds
+            LlamaCpp(build, "bf16", python, f"llama.cpp {kind}", flags[kind]) for kind in kinds
         ]
         self.servers = [Server(each.name, "") for each in self._contestants]
         folder.mkdir()
