@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +51,8 @@ def import_minimal_torch() -> None:
     """
     if "torch" in sys.modules:
         return
+    from importlib.metadata import version
+
     beside_gpu = any(Path(device).exists() for device in _GPU_DEVICES)
     if beside_gpu or not version("torch").startswith(_VERSION):
         import_module("torch")

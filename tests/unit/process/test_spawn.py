@@ -34,7 +34,8 @@ signal.signal(signal.SIGTERM, leave)
 def work():
     import os
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    for _ in range(600):  # a signal just before a call does not interrupt it
+        time.sleep(0.1)
 run_in_fork(work)
 """
 
