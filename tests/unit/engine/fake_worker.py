@@ -94,6 +94,8 @@ class _Begun:
     rows: int
     layers: int = 0
     passed: float = 0.0
+    timed: bool = False
+    """Whether a slice bounded by time has run."""
 
 
 @dataclass
@@ -261,14 +263,17 @@ class FakeWorker:
             if part.seconds is not None:
                 assert (part.layers, part.last) == (0, False)
                 assert part.seconds > 0
+                begun.timed = True
                 begun.passed += part.seconds / self.layer_seconds
                 begun.layers = min(int(begun.passed + 1e-6), self.encoder_layers)
                 self.progress[part.key] = begun.layers
                 continue
             assert part.layers > 0 or begun.layers == self.encoder_layers
-            begun.layers += part.layers
+            reached = begun.layers + part.layers
+            # A slice bounded by time may have gone further than this one was planned with.
+            assert begun.timed or part.last == (reached == self.encoder_layers)
+            begun.layers = self.encoder_layers if part.last else min(reached, self.encoder_layers)
             begun.passed = begun.layers
-            assert part.last == (begun.layers == self.encoder_layers)
             if part.last:
                 ended.add(part.key)
                 del self.begun[part.key]
