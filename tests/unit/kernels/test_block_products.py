@@ -36,7 +36,7 @@ def test_rows_are_the_weights_whatever_is_beside_them(level: str, name: str, rou
         largest = (x.float().abs() @ weight.abs().T).max()
         error = (whole - wanted).abs().max() / largest
         assert error < (0.01 if rounded else 0.003)
-        for count in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 25, 97):
+        for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 25, 97):
             some = linear(x[:count], matrix, epilogue=Epilogue.FLOAT)
             assert torch.equal(some, whole[:count]), count
 
